@@ -7,11 +7,15 @@
 
 namespace tessera::data {
 
-BatchRules batch_rules(const deck::Deck& deck) {
+BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
+  constexpr std::int64_t kPadding = 64;  // tokens that see each other for nothing
   BatchRules rules{.documents = {.separate = deck.data.documents == deck::Documents::separate,
                                  .whole = deck.batch.token_budget.has_value(),
-                                 .longest = deck.model.context},
-                   .masking = {}};
+                                 .longest = std::min(deck.model.context, kPadding)},
+                   .masking = {},
+                   .labels = {}};
+  if (deck.task.labels)
+    rules.labels = std::make_shared<LabelledDocuments>(corpus, *deck.task.labels);
   if (deck.data.separator)
     rules.documents.separator = static_cast<std::int32_t>(*deck.data.separator);
   if (deck.task.kind == deck::TaskKind::mlm) {
@@ -35,7 +39,7 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       const std::int64_t sample = first + share.first_sample(k) + b;
       const std::size_t before = step.targets.size();
       step.samples.push_back(sample);
-      read_sequence(sample, length, step);
+      labels_ ? read_document(sample, length, step) : read_sequence(sample, length, step);
       step.counted.push_back(std::ranges::count_if(std::span(step.targets).subspan(before),
                                                    [](std::int32_t t) { return t >= 0; }));
       step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens_of_(sample).begin)));
@@ -77,8 +81,24 @@ void Batches::read_sequence(std::int64_t sample, std::int64_t length, StepTokens
     for (const std::int64_t end : ends) targets[static_cast<std::size_t>(end - 1)] = -1;
   }
   if (count < length && (ends.empty() || ends.back() < count)) ends.push_back(count);
-  for (std::int64_t end = count; documents_.longest > 0 && length - end > documents_.longest;)
-    ends.push_back(end += documents_.longest);
+  add_padding(ends, count, length);
+  step.add_documents(ends, length);
+}
+
+/// Adds a sample as one document, and its label as its target. A sample without tokens is padding
+/// alone, and has no target that counts.
+void Batches::read_document(std::int64_t sample, std::int64_t length, StepTokens& step) const {
+  const Range tokens = tokens_of_(sample);
+  TESSERA_CHECK(tokens.count() <= length, "a document of {} tokens in a sequence of {}",
+                tokens.count(), length);
+  const std::size_t first = step.tokens.size();
+  step.tokens.resize(first + static_cast<std::size_t>(length));
+  corpus_.read(tokens.begin,
+               std::span(step.tokens).subspan(first, static_cast<std::size_t>(tokens.count())));
+  step.targets.push_back(tokens.empty() ? -1 : labels_->at(tokens.begin));
+  std::vector<std::int64_t> ends;
+  if (!tokens.empty()) ends.push_back(tokens.count());
+  add_padding(ends, tokens.count(), length);
   step.add_documents(ends, length);
 }
 
@@ -121,6 +141,13 @@ std::vector<std::int64_t> Batches::document_ends(Range tokens,
   return ends;
 }
 
+/// Adds the ends of what fills a sequence up to `length` behind `count` tokens.
+void Batches::add_padding(std::vector<std::int64_t>& ends, std::int64_t count,
+                          std::int64_t length) const {
+  for (std::int64_t end = count; documents_.longest > 0 && length - end > documents_.longest;)
+    ends.push_back(end += documents_.longest);
+}
+
 void Batches::prefetch(std::int64_t first, const BatchShare& share) {
   std::packaged_task<StepTokens()> reading([this, first, share] { return read(first, share); });
   pending_ = reading.get_future();
@@ -139,12 +166,16 @@ void Batches::begin_blank(const BatchShare& share) {
   const std::int64_t sequences = share.micro_batches * share.micro;
   current_ = {.first = -1, .share = share};
   current_.tokens.resize(static_cast<std::size_t>(sequences * share.sequence));
-  current_.targets.assign(current_.tokens.size(), -1);
+  current_.targets.assign(labels_ ? static_cast<std::size_t>(sequences) : current_.tokens.size(),
+                          -1);
   current_.samples.resize(static_cast<std::size_t>(sequences));
   current_.counted.resize(current_.samples.size());
   current_.tallies.resize(current_.samples.size());
-  for (std::int64_t i = 0; documents_.separate && i < sequences; ++i)
-    current_.add_documents({}, share.sequence);
+  for (std::int64_t i = 0; documents_.separate && i < sequences; ++i) {
+    std::vector<std::int64_t> ends;
+    add_padding(ends, 0, share.sequence);
+    current_.add_documents(ends, share.sequence);
+  }
 }
 
 std::vector<std::int64_t> StepTokens::count_by_tally(std::int64_t tallies_of_step) const {
@@ -174,7 +205,8 @@ void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
     if (to) std::copy_n(from.begin() + k * count, count, to.as<T>());
   };
   copy(tokens, in_micro, views.tokens);
-  copy(targets, views.targets.elements(), views.targets);  // shifted before the sequence is split
+  // Shifted before the sequence is split; of documents' labels one a sequence.
+  copy(targets, views.targets.elements(), views.targets);
   copy(samples, share.micro, views.samples);
   copy(documents, 2 * in_micro, views.documents);
   copy(tallies, share.micro, views.tallies);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <future>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "data/labels.hpp"
 #include "data/samples.hpp"
 #include "io/token_files.hpp"
 #include "plan/passes/make_plan.hpp"
@@ -57,15 +59,18 @@ struct MaskRule {
 struct BatchRules {
   DocumentRule documents;
   std::optional<MaskRule> masking;  // nothing: the target of a token is the next one
+  /// A sample is a document, whose label is its only target.
+  std::shared_ptr<const LabelledDocuments> labels;
 };
-BatchRules batch_rules(const deck::Deck& deck);
+/// DataError where `corpus` lacks labels that the deck's task needs.
+BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus);
 
 /// A rank's part of a step, in the order in which its micro-batches have it.
 struct StepTokens {
   std::int64_t first = -1;  // global sample of the step
   BatchShare share;
   std::vector<std::int32_t> tokens;     // per sample T
-  std::vector<std::int32_t> targets;    // likewise; -1 where none counts
+  std::vector<std::int32_t> targets;    // likewise, or one; -1 where none counts
   std::vector<std::int32_t> documents;  // per sample (T, 2), where they are separate
   std::vector<std::int64_t> samples;    // per sample, its number
   std::vector<std::int64_t> counted;    // per sample, how many targets count
@@ -87,7 +92,8 @@ class Batches {
       : corpus_(corpus),
         tokens_of_(std::move(tokens_of)),
         documents_(rules.documents),
-        masking_(rules.masking) {}
+        masking_(rules.masking),
+        labels_(rules.labels) {}
 
   /// Starts reading the step whose first global sample is `first`.
   void prefetch(std::int64_t first, const BatchShare& share);
@@ -102,14 +108,17 @@ class Batches {
  private:
   StepTokens read(std::int64_t first, const BatchShare& share) const;
   void read_sequence(std::int64_t sample, std::int64_t length, StepTokens& step) const;
+  void read_document(std::int64_t sample, std::int64_t length, StepTokens& step) const;
   void mask(std::int64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
   std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;
+  void add_padding(std::vector<std::int64_t>& ends, std::int64_t count, std::int64_t length) const;
 
   const io::TokenCorpus& corpus_;
   SampleTokens tokens_of_;
   DocumentRule documents_;
   std::optional<MaskRule> masking_;
+  std::shared_ptr<const LabelledDocuments> labels_;
   StepTokens current_;
   std::future<StepTokens> pending_;
   std::jthread reader_;  // last: it uses the others

@@ -29,7 +29,7 @@ void check_documents(const deck::LoadedDeck& loaded, const CorpusKey& key,
         "give the token that ends each as data.separator, or data.documents = \"joined\"",
         loaded.where(key.name), key.name, file->path().string()));
   }
-  if (deck.optimizer.compress_after && corpus.has_targets()) {
+  if (key.trains && deck.optimizer.compress_after && corpus.has_targets()) {
     throw DeckError(fmt::format(
         "{}: optimizer.name = \"{}\" does not go with {}, of whose targets some do not count: its "
         "gradients join momentum before their number is known (use adamw or lamb, or move the "
@@ -53,11 +53,13 @@ void check_length(const deck::LoadedDeck& loaded, const CorpusKey& key, const st
 }  // namespace
 
 CorpusKey training_key(const deck::Deck& deck) {
-  return {"data.train", deck::paths_of(deck.data.train), 1, is_mixture(deck.data)};
+  return {"data.train", deck::paths_of(deck.data.train), 1, is_mixture(deck.data), true};
 }
 
 CorpusKey validation_key(const deck::Deck& deck) {
-  return {"data.validation", deck.data.validation, optim::Timeline(deck.batch, 0).global(1), true};
+  const bool any_number = deck.task.kind == deck::TaskKind::classify;  // the last batch is padded
+  return {"data.validation", deck.data.validation,
+          any_number ? 1 : optim::Timeline(deck.batch, 0).global(1), true};
 }
 
 std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key) {

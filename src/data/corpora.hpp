@@ -17,6 +17,7 @@ struct CorpusKey {
   std::vector<std::string> entries;  // of the deck: paths
   std::int64_t least = 1;            // sequences that are needed: of all, or of each entry
   bool apart = false;                // each entry is cut into sequences of its own
+  bool trains = false;               // gradients come of it
 };
 CorpusKey training_key(const deck::Deck& deck);
 CorpusKey validation_key(const deck::Deck& deck);

@@ -13,33 +13,63 @@ namespace tessera::data {
 
 Sequences::Sequences(Range tokens, std::int64_t length) : tokens_(tokens), length_(length) {}
 
+/// f(token behind which a document ends) for each document of some tokens; what follows the last
+/// end is one too.
+template <typename F>
+static void for_each_document_end(const io::TokenCorpus& corpus, Range tokens, F&& f) {
+  constexpr std::int64_t kAtOnce = 1 << 20;  // tokens
+  std::int64_t last = tokens.begin;
+  for (std::int64_t t = tokens.begin; t < tokens.end; t += kAtOnce) {
+    for (const std::int64_t end : corpus.document_ends({t, std::min(tokens.end, t + kAtOnce)}))
+      f(last = end);
+  }
+  if (last < tokens.end) f(tokens.end);
+}
+
+/// `begin`: of the corpus's own tokens.
+static DataError too_long(const std::string& name, std::int64_t document, Range tokens,
+                          std::int64_t longest, const char* key, const char* remedy) {
+  return DataError(fmt::format(
+      "{}: document {}, which begins with token {}, has {} tokens, more than the {} that {} "
+      "allows: {}",
+      name, document, tokens.begin, tokens.count(), longest, key, remedy));
+}
+
 Sequences Sequences::of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
                                   std::int64_t longest, const std::string& name) {
-  constexpr std::int64_t kAtOnce = 1 << 20;  // tokens
   Sequences all(tokens, budget);
   std::int64_t begin = tokens.begin, end = begin, documents = 0;  // of the sequence being filled
-  const auto add = [&](std::int64_t document_end) {
+  for_each_document_end(corpus, tokens, [&](std::int64_t document_end) {
     ++documents;
     if (document_end - end > longest) {
-      throw DataError(
-          fmt::format("{}: document {}, which begins with token {}, has {} tokens, more than the "
-                      "{} that {} allows: "
-                      "cut it, or give a larger one",
-                      name, documents, end - tokens.begin, document_end - end, longest,
-                      longest == budget ? "batch.token_budget" : "model.context"));
+      throw too_long(name, documents, {end - tokens.begin, document_end - tokens.begin}, longest,
+                     longest == budget ? "batch.token_budget" : "model.context",
+                     "cut it, or give a larger one");
     }
     if (document_end - begin > budget) {
       all.ends_.push_back(end);
       begin = end;
     }
     end = document_end;
-  };
-  for (std::int64_t t = tokens.begin; t < tokens.end; t += kAtOnce) {
-    for (const std::int64_t e : corpus.document_ends({t, std::min(tokens.end, t + kAtOnce)}))
-      add(e);
-  }
-  if (end < tokens.end) add(tokens.end);
+  });
   if (end > begin) all.ends_.push_back(end);
+  return all;
+}
+
+Sequences Sequences::of_each_document(const io::TokenCorpus& corpus, Range tokens,
+                                      std::int64_t longest, deck::Overlong overlong,
+                                      const std::string& name) {
+  Sequences all(tokens, longest);
+  std::int64_t begin = tokens.begin;
+  for_each_document_end(corpus, tokens, [&](std::int64_t end) {
+    if (end - begin > longest && overlong == deck::Overlong::refuse) {
+      throw too_long(name, std::ssize(all.ends_) + 1, {begin - tokens.begin, end - tokens.begin},
+                     longest, "batch.sequence",
+                     "give a larger one, or task.overlong = \"cut\" to leave out its end");
+    }
+    all.ends_.push_back(end);
+    begin = end;
+  });
   return all;
 }
 
@@ -53,11 +83,16 @@ Range Sequences::operator[](std::int64_t sequence) const {
     return {begin, begin + length_};
   }
   const auto index = static_cast<std::size_t>(sequence);
-  return {index == 0 ? tokens_.begin : ends_.at(index - 1), ends_.at(index)};
+  const std::int64_t begin = index == 0 ? tokens_.begin : ends_.at(index - 1);
+  return {begin, std::min(ends_.at(index), begin + length_)};
 }
 
 Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
                        const std::string& name) {
+  if (deck.task.kind == deck::TaskKind::classify) {
+    return Sequences::of_each_document(corpus, tokens, deck.batch.sequence, *deck.task.overlong,
+                                       name);
+  }
   const auto& budget = deck.batch.token_budget;
   if (!budget) return Sequences(tokens, deck.batch.sequence);
   const std::int64_t longest = std::min(*budget, deck.model.context);

@@ -26,13 +26,18 @@ class Sequences {
   /// document of more than `longest` tokens, with `name` for the corpus.
   static Sequences of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
                                 std::int64_t longest, const std::string& name);
+  /// Of one document each, of which `longest` tokens are taken; DataError for one that has more,
+  /// unless they may be cut.
+  static Sequences of_each_document(const io::TokenCorpus& corpus, Range tokens,
+                                    std::int64_t longest, deck::Overlong overlong,
+                                    const std::string& name);
 
   std::int64_t count() const;
   Range operator[](std::int64_t sequence) const;
 
  private:
   Range tokens_;
-  std::int64_t length_ = 0;
+  std::int64_t length_ = 0;         // of a sequence, at most
   std::vector<std::int64_t> ends_;  // of sequences of documents
 };
 /// Of an entry of `entries`, which `corpus` was opened with, or of all that it has.

@@ -128,9 +128,10 @@ class Checker {
     needs("model.qkv_bias", set("model.qkv_bias") && m.qkv_bias, !m.bias, "model.bias = false");
     if (usable({"model.scaled_embeddings", "model.position"}) && m.scaled_embeddings &&
         m.position == PositionKind::learned) {
-      problem("model.scaled_embeddings",
-              "model.scaled_embeddings = true is not possible with model.position = \"learned\": "
-              "positions would be multiplied too (use rope or none)");
+      problem(
+          "model.scaled_embeddings",
+          "model.scaled_embeddings = true is not possible with model.position = \"learned\": only "
+          "tokens are multiplied (use rope, sinusoidal or none)");
     }
     if (!usable({"model.qk_norm", "parallel.tensor", "zero.tiles", "run.reproducible_tensor"}) ||
         m.qk_norm != QkNorm::whole)
@@ -511,9 +512,9 @@ class Checker {
   void task() {
     const TaskSection& task = deck_.task;
     if (!usable({"task.kind", "model.attention"})) return;
-    const bool masked = task.kind == TaskKind::mlm;
+    const bool masked = task.kind == TaskKind::mlm, classes = task.kind == TaskKind::classify;
     const auto wanted = masked ? AttentionMask::bidirectional : AttentionMask::causal;
-    if (deck_.model.attention != wanted) {
+    if (!classes && deck_.model.attention != wanted) {
       problem("model.attention",
               fmt::format(
                   "model.attention = \"{}\" does not go with task.kind = \"{}\": {} (give \"{}\")",
@@ -522,15 +523,50 @@ class Checker {
                          : "each token would see its target",
                   enum_word(wanted)));
     }
-    const auto idle = [&](const char* key, bool given) {
-      if (!masked && given)
-        problem(key, fmt::format("{} has no effect with task.kind = \"lm\" (leave it out)", key));
+    const auto of_kind = [&](TaskKind kind, const char* key, bool given) {
+      if (task.kind == kind || !given) return;
+      problem(key, fmt::format("{} has no effect with task.kind = \"{}\" (leave it out)", key,
+                               enum_word(task.kind)));
     };
-    idle("task.masked", task.masked.has_value());
-    idle("task.mask_token", task.mask_token.has_value());
-    idle("task.never_masked", !task.never_masked.empty());
-    if (!masked || !usable({"task.masked", "task.mask_token", "task.never_masked", "model.vocab"}))
-      return;
+    of_kind(TaskKind::mlm, "task.masked", task.masked.has_value());
+    of_kind(TaskKind::mlm, "task.mask_token", task.mask_token.has_value());
+    of_kind(TaskKind::mlm, "task.never_masked", !task.never_masked.empty());
+    of_kind(TaskKind::classify, "task.labels", task.labels.has_value());
+    of_kind(TaskKind::classify, "task.pooling", task.pooling.has_value());
+    of_kind(TaskKind::classify, "task.overlong", task.overlong.has_value());
+    if (masked) masked_tokens();
+    if (classes) classification();
+    const ModelSection& m = deck_.model;
+    const bool dense = usable({"model.head_hidden"}) && m.head_hidden > 0;
+    needs("model.head_norm", m.head_norm, dense, "model.head_hidden");
+    needs("model.head_activation", m.head_activation != ModelSection{}.head_activation, dense,
+          "model.head_hidden");
+    if (usable({"model.head_activation"}) && gated(m.head_activation)) {
+      problem(
+          "model.head_activation",
+          fmt::format("model.head_activation = \"{}\" is gated, which the head's dense layer is "
+                      "not (give gelu, gelu_erf, relu or tanh)",
+                      enum_word(m.head_activation)));
+    }
+    if (dense && m.tied_embeddings && m.head_hidden != m.hidden &&
+        usable({"model.hidden", "model.tied_embeddings"})) {
+      problem("model.head_hidden",
+              fmt::format("model.head_hidden = {} is not model.hidden = {}, of which the token "
+                          "matrix has columns that is the head's too (give {}, or "
+                          "model.tied_embeddings = false)",
+                          m.head_hidden, m.hidden, m.hidden));
+    }
+    if (usable({"model.norm_placed", "model.block"}) && m.norm_placed == NormPlacement::sum &&
+        m.block == BlockForm::parallel) {
+      problem("model.norm_placed",
+              "model.norm_placed = \"sum\" does not go with model.block = \"parallel\", where both "
+              "sub-layers are added to the same sum (give block = \"sequential\")");
+    }
+  }
+
+  void masked_tokens() {
+    const TaskSection& task = deck_.task;
+    if (!usable({"task.masked", "task.mask_token", "task.never_masked", "model.vocab"})) return;
     if (task.masked.value_or(0) >= 1)
       problem("task.masked", fmt::format("task.masked = {} must be below 1", *task.masked));
     if (!task.mask_token) {
@@ -553,6 +589,33 @@ class Checker {
                   "or lamb)",
                   enum_word(deck_.optimizer.name)));
     }
+  }
+
+  /// A document is a sample, followed by padding.
+  void classification() {
+    const auto refuse = [&](const char* key, bool given, const char* why) {
+      if (usable({key}) && given)
+        problem(key, fmt::format("{} does not go with task.kind = \"classify\": {}", key, why));
+    };
+    if (usable({"task.labels"}) && !deck_.task.labels) {
+      problem("task.labels",
+              "task.labels is missing: task.kind = \"classify\" needs the number of classes, which "
+              "PREFIX.labels.json names");
+    }
+    refuse("task.pooling", deck_.task.pooling == Pooling::none,
+           "a document has one class (give mean, first or last)");
+    refuse("data.documents", deck_.data.documents != Documents::separate,
+           "a sample is a document (leave it out)");
+    refuse("data.separator", deck_.data.separator.has_value(),
+           "documents and their labels are those of the .idx (leave it out)");
+    refuse("batch.token_budget", deck_.batch.token_budget.has_value(),
+           "a sample is one document (leave it out, and give batch.micro)");
+    refuse("batch.curriculum", !deck_.batch.curriculum.empty(),
+           "a document's label is of all of it (leave it out)");
+    refuse("model.tied_embeddings", deck_.model.tied_embeddings,
+           "outputs are classes, not tokens (leave it out)");
+    refuse("model.logit_soft_cap", deck_.model.logit_soft_cap > 0,
+           "it is of tokens' logits (leave it out)");
   }
 
   /// A micro-batch of whole documents.

@@ -112,6 +112,11 @@ struct ModelSection {
   bool bias = true;
   bool qkv_bias = false;
   bool scaled_embeddings = false;
+  bool embedding_norm = false;
+  std::int64_t head_hidden = 0;
+  ActivationKind head_activation = ActivationKind::gelu;
+  bool head_norm = false;
+  bool head_bias = false;
   std::int64_t query_scalar = 0;
   double attention_soft_cap = 0;
   double logit_soft_cap = 0;
@@ -150,13 +155,15 @@ struct DataSection {
 /// Whether samples are dealt to the entries of data.train by weights or epochs.
 bool is_mixture(const DataSection& section);
 
-/// What the model learns.
+/// What the model learns. Loading sets unset keys that the kind uses.
 struct TaskSection {
   TaskKind kind = TaskKind::lm;
   double label_smoothing = 0;
   double z_loss = 0;
-  // Of masked tokens.
-  std::optional<double> masked;  // loading replaces an unset one
+  std::optional<std::int64_t> labels;  // classes of documents
+  std::optional<Pooling> pooling;
+  std::optional<Overlong> overlong;
+  std::optional<double> masked;  // of masked tokens
   std::optional<std::int64_t> mask_token;
   std::vector<std::int64_t> never_masked;  // tokens
   bool operator==(const TaskSection&) const = default;

@@ -112,9 +112,10 @@ class Resolver {
     }
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
-    if (open("data.documents") && batch.token_budget) data.documents = Documents::separate;
-    TaskSection& task = loaded_.deck.task;
-    if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
+    const bool classes = loaded_.deck.task.kind == TaskKind::classify;
+    if (open("data.documents") && (batch.token_budget || classes))
+      data.documents = Documents::separate;
+    derive_task();
     if (open("data.positions")) {
       data.positions =
           data.documents == Documents::separate ? Positions::document : Positions::sequence;
@@ -127,9 +128,21 @@ class Resolver {
       const bool sharded = zero.stage >= first_stage(&Sharding::gradients);
       zero.reduce = sharded ? ReduceWhen::micro : ReduceWhen::step;
     }
-    if (open("memory.logits") && zero.tiles == 1) loaded_.deck.memory.logits = 4096;
+    const bool layout = loaded_.deck.run.reproducible == Reproducible::layout;
+    if (open("memory.logits") && (zero.tiles == 1 || layout)) loaded_.deck.memory.logits = 4096;
     OffloadSection& offload = loaded_.deck.offload;
     if (open("offload.ahead") && offload.anything()) offload.ahead = 2;
+  }
+
+  void derive_task() {
+    TaskSection& task = loaded_.deck.task;
+    if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
+    if (task.kind != TaskKind::classify) return;
+    if (open("task.pooling")) task.pooling = Pooling::mean;
+    if (open("task.overlong")) task.overlong = Overlong::refuse;
+    ModelSection& model = loaded_.deck.model;
+    if (!loaded_.explicitly_set("model.tied_embeddings")) model.tied_embeddings = false;
+    if (open("model.head_bias")) model.head_bias = true;
   }
 
   /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.

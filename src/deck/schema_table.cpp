@@ -171,7 +171,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::norm_placed>(
         "model.norm_placed",
         "what each sub-layer f normalises: its input, x + f(norm(x)); its output, x + norm(f(x)); "
-        "or both",
+        "both; or the sum with it, norm(x + f(x)), and then there is no norm before the head",
         {.unset = "olmo2: after, gemma2, gemma3: both, others: before", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_eps>(
         "model.norm_eps", "added to the variance",
@@ -179,10 +179,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::attention>(
         "model.attention", "what a token sees: those up to it, or all of its sequence or document",
         {.on_resume = architecture}),
-    row<&Deck::model, &ModelSection::position>("model.position", "how positions enter",
-                                               {.unset = "gpt2: learned, others: rope",
-                                                .built = "learned rope none",
-                                                .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::position>(
+        "model.position",
+        "how positions enter: a table that is learned, or of sinusoids and fixed, is added to "
+        "embeddings; or queries and keys are rotated",
+        {.unset = "gpt2: learned, others: rope", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
                                                  "base of the rotary frequencies",
                                                  {.limits = above(0),
@@ -251,6 +252,21 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::scaled_embeddings>(
         "model.scaled_embeddings", "embeddings are multiplied with the root of hidden",
         {.unset = "gemma2, gemma3: true, others: false", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::embedding_norm>(
+        "model.embedding_norm", "a norm of the sum of a token's and a position's vectors",
+        {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::head_hidden>(
+        "model.head_hidden",
+        "width of a dense layer with a bias between the last layer and the output matrix; 0: there "
+        "is none",
+        {.limits = between(0, 1 << 24), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::head_activation>(
+        "model.head_activation", "what follows the dense layer", {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::head_norm>("model.head_norm", "a norm that follows this",
+                                                {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::head_bias>(
+        "model.head_bias", "a bias of outputs",
+        {.unset = "task.kind classify: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::query_scalar>(
         "model.query_scalar", "attention's scores are divided by its root; 0: head_dim",
         {.limits = between(0, 1 << 24), .on_resume = architecture}),
@@ -333,8 +349,24 @@ constexpr SchemaRow kRows[] = {
         "task.kind",
         "each token's target is the next one; or mlm: tokens are chosen, by the number of the "
         "sample, "
-        "and are their own targets, masked or not (Devlin et al. 2019, BERT)",
+        "and are their own targets, masked or not (Devlin et al. 2019, BERT); or classify: a "
+        "document is a sample, whose target is its label",
         {.on_resume = refused}),
+    row<&Deck::task, &TaskSection::labels>(
+        "task.labels", "of classify: how many classes there are, as PREFIX.labels.json names them",
+        {.limits = between(2, 1024),
+         .unset = "none; classify needs it",
+         .on_resume = architecture}),
+    row<&Deck::task, &TaskSection::pooling>(
+        "task.pooling",
+        "of classify: what the head reads: the mean of the document's vectors, that of its first "
+        "token, or that of its last",
+        {.unset = "classify: mean", .on_resume = architecture}),
+    row<&Deck::task, &TaskSection::overlong>("task.overlong",
+                                             "of classify: documents of more than batch.sequence "
+                                             "tokens are refused, or their end is cut "
+                                             "off",
+                                             {.unset = "classify: refuse", .on_resume = refused}),
     row<&Deck::task, &TaskSection::label_smoothing>(
         "task.label_smoothing",
         "s in the training loss of a target, (1 - s) (-log p) + s mean(-log p), the mean over the "
@@ -669,8 +701,8 @@ constexpr SchemaRow kRows[] = {
         "make small products, and add to the token matrix's gradient often",
         {.limits = kLength,
          .unit = "tokens",
-         .unset = "4096; with zero.tiles all, for each further "
-                  "group gathers all tiles again"}),
+         .unset = "4096; with zero.tiles all, for each further group gathers all tiles again, but "
+                  "not where run.reproducible is layout"}),
     row<&Deck::checkpoint, &CheckpointSection::every>(
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),
@@ -688,7 +720,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::evaluate, &EvaluateSection::every>(
         "evaluate.every", "steps between evaluations; 0 = none", {.limits = at_least(0)}),
     row<&Deck::evaluate, &EvaluateSection::batches>(
-        "evaluate.batches", "global batches of one evaluation", {.limits = at_least(1)}),
+        "evaluate.batches",
+        "global batches of one evaluation, of each of data.validation; 0: all that there are",
+        {.limits = at_least(0)}),
     row<&Deck::log, &LogSection::every>("log.every", "steps between step lines on the terminal",
                                         {.limits = at_least(1)}),
     row<&Deck::log, &LogSection::profile>(

@@ -25,8 +25,11 @@ enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
 enum class Documents { joined, separate };
-/// What a model learns: the next token, or tokens that are masked (Devlin et al. 2019).
-enum class TaskKind { lm, mlm };
+/// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), or the class
+/// of a document.
+enum class TaskKind { lm, mlm, classify };
+/// What becomes of documents that are longer than a sequence: they are refused, or lose their end.
+enum class Overlong { refuse, cut };
 enum class Positions { sequence, document };
 enum class Growth { linear, root };
 enum class Cut { truncate, anew };
@@ -119,7 +122,13 @@ struct EnumWords<deck::WholeAttention> {
 template <>
 struct EnumWords<deck::TaskKind> {
   using enum deck::TaskKind;
-  static constexpr std::array table = {std::pair{lm, "lm"}, std::pair{mlm, "mlm"}};
+  static constexpr std::array table = {std::pair{lm, "lm"}, std::pair{mlm, "mlm"},
+                                       std::pair{classify, "classify"}};
+};
+template <>
+struct EnumWords<deck::Overlong> {
+  using enum deck::Overlong;
+  static constexpr std::array table = {std::pair{refuse, "refuse"}, std::pair{cut, "cut"}};
 };
 template <>
 struct EnumWords<deck::Documents> {

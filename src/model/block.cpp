@@ -237,23 +237,32 @@ ChunkSum output_sum(UnitContext& u, const ModelConfig& c, const View& bias) {
   return {u, c.hidden, bias, DType::u8, c.norms_outputs() ? Keep::expensive : Keep::transient};
 }
 
-/// What stays pending of a sub-layer's output: the output itself, or its norm.
-View norm_output(UnitContext& u, const ModelConfig& c, const View& sum, const View& weight,
-                 const View& bias, View& saved, View& stats) {
-  if (!c.norms_outputs()) return sum;
-  saved = sum;
-  stats = u.tensor(Keep::expensive, DType::f32, {sum.rows(), 2});
-  const View out = u.residual(Keep::transient, c.hidden);
-  u.run(AddNorm{.resid = sum,
-                .pending = {},
-                .weight = weight,
-                .bias = bias,
-                .sum = {},
+/// A norm behind a sub-layer, and what backward needs of it.
+struct NormBehind {
+  View weight, bias;
+  View &saved, &stats;
+};
+
+/// What a sub-layer's output makes of the carry: it stays pending, or its norm does, or it is added
+/// and the sum normalised.
+Carry with_output(UnitContext& u, const ModelConfig& c, const View& resid, const View& output,
+                  const NormBehind& norm, const Dropout& dropout) {
+  if (!c.norms_outputs() && !c.norms_sums()) return {.resid = resid, .pending = output};
+  const bool sums = c.norms_sums();
+  norm.saved = sums ? u.residual(Keep::expensive, c.hidden) : output;
+  norm.stats = u.tensor(Keep::expensive, DType::f32, {output.rows(), 2});
+  const View out = u.residual(sums ? Keep::cheap : Keep::transient, c.hidden);
+  u.run(AddNorm{.resid = sums ? resid : output,
+                .pending = sums ? output : View{},
+                .weight = norm.weight,
+                .bias = norm.bias,
+                .sum = sums ? norm.saved : View{},
                 .out = out,
-                .stats = stats,
+                .stats = norm.stats,
                 .kind = c.norm,
-                .eps = c.norm_eps});
-  return out;
+                .eps = c.norm_eps,
+                .dropout = sums ? dropout : Dropout{}});
+  return sums ? Carry{.resid = out, .pending = {}} : Carry{.resid = resid, .pending = out};
 }
 
 /// out = the norm of each head's columns of x, or of all columns as one.
@@ -304,7 +313,7 @@ View project_down_back(UnitContext& u, const ModelConfig& c, const BlockChunk& w
   return d_up;
 }
 
-/// The second half: norm, feed-forward; the output stays pending.
+/// The second half: norm, feed-forward.
 void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                  BlockSaved& s, Carry& out) {
   s.sum2 = add_norm(u, c, in, Keep::expensive, w.norm2_w, w.norm2_b, DropoutSite::attention_out,
@@ -318,17 +327,17 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
                        .y = mlp.part(i)});
   }
   mlp.start();
-  out = {.resid = s.sum2,
-         .pending =
-             norm_output(u, c, mlp.finish(), w.norm2_out_w, w.norm2_out_b, s.out2, s.norm2_out)};
+  out = with_output(u, c, s.sum2, mlp.finish(), {w.norm2_out_w, w.norm2_out_b, s.out2, s.norm2_out},
+                    u.dropout(c, DropoutSite::incoming, 1));
 }
 
 /// What follows attention, whose sum over chunks is given: the feed-forward layer, which reads the
 /// sum with it or, where both are parallel, what attention has read too.
 void after_attention(UnitContext& u, const ModelConfig& c, const BlockWeights& w, const View& sum,
                      BlockSaved& s, Carry& out) {
-  const View attention = norm_output(u, c, sum, w.norm1_out_w, w.norm1_out_b, s.out1, s.norm1_out);
-  const Carry added{.resid = s.sum1, .pending = attention};
+  const Carry added =
+      with_output(u, c, s.sum1, sum, {w.norm1_out_w, w.norm1_out_b, s.out1, s.norm1_out},
+                  u.dropout(c, DropoutSite::attention_out));
   if (c.block == BlockForm::sequential) return mlp_forward(u, c, w, added, s, out);
   mlp_forward(u, c, w, {.resid = s.sum1, .pending = {}}, s, out);
   out.resid = add_pending(u, c, added, Keep::transient, DropoutSite::attention_out);
@@ -448,8 +457,8 @@ class HeadNormGradient {
 };
 
 /// The way back through a block, a sub-layer at a time: each takes the gradient of the sum that its
-/// output was added to, and returns that of the sum it read. Sums over ranks travel while gradients
-/// of weights are computed.
+/// output was added to, or of the norm of that sum, and returns that of what it read. Sums over
+/// ranks travel while gradients of weights are computed.
 struct BlockBackward {
   UnitContext& u;
   const ModelConfig& c;
@@ -460,16 +469,26 @@ struct BlockBackward {
   PartialGradients partial{u, write};
   std::optional<HeadNormGradient> q_norm = {}, k_norm = {};
 
-  /// `others`: the gradient of what the sub-layer has read by all other ways.
-  View mlp(const View& d, const View& others);
-  View attention(const View& d, const View& others);
+  View mlp(const View& d);
+  /// `beside`: the gradient that the feed-forward layer beside it makes of what both have read.
+  View attention(const View& d, const View& beside = {});
 
  private:
+  View sum_gradient(const View& d, const NormBackward& norm);
   View output_gradient(const View& d, const Dropout& dropout, const NormBackward& norm);
   View input_gradient(const View& others, const NormBackward& norm);
   View chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out);
   void projection_weights(const WholeKvGradients& kv, std::size_t i, const View& d_qkv);
 };
+
+/// The gradient of the sum that a sub-layer's output was added to from that of what became of it:
+/// of the sum itself, or of its norm.
+View BlockBackward::sum_gradient(const View& d, const NormBackward& norm) {
+  if (!c.norms_sums()) return d;
+  NormBackward of_sum = norm;
+  of_sum.d_out = d;
+  return norm_backward(u, c, partial, of_sum);
+}
 
 /// The gradient of a sub-layer's output from that of the sum it was added to, at all positions;
 /// `norm`: of the output.
@@ -501,14 +520,15 @@ View BlockBackward::input_gradient(const View& others, const NormBackward& norm)
   return norm_backward(u, c, partial, of_input);
 }
 
-View BlockBackward::mlp(const View& d, const View& others) {
-  // The output stayed pending and was dropped out where it was added, in the next visit.
-  const View d_out = output_gradient(d, u.dropout(c, DropoutSite::incoming, 1),
-                                     {.sum = s.out2,
-                                      .weight = w.norm2_out_w,
-                                      .stats = s.norm2_out,
-                                      .d_weight = g.norm2_out_w,
-                                      .d_bias = g.norm2_out_b});
+View BlockBackward::mlp(const View& d) {
+  const NormBackward behind{.sum = s.out2,
+                            .weight = w.norm2_out_w,
+                            .stats = s.norm2_out,
+                            .d_weight = g.norm2_out_w,
+                            .d_bias = g.norm2_out_b};
+  const View d_sum = sum_gradient(d, behind);
+  // An output that stayed pending was dropped out where it was added, in the next visit.
+  const View d_out = output_gradient(d_sum, u.dropout(c, DropoutSite::incoming, 1), behind);
   ChunkSum d_h2(u, c.hidden);
   std::vector<View> d_up;
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
@@ -530,21 +550,22 @@ View BlockBackward::mlp(const View& d, const View& others) {
                                      .d_bias = chunk.up_b,
                                      .write = write});
   }
-  return input_gradient(others, {.d_out = d_h2.finish(),
-                                 .sum = s.sum2,
-                                 .weight = w.norm2_w,
-                                 .stats = s.norm2,
-                                 .d_weight = g.norm2_w,
-                                 .d_bias = g.norm2_b});
+  return input_gradient(d_sum, {.d_out = d_h2.finish(),
+                                .sum = s.sum2,
+                                .weight = w.norm2_w,
+                                .stats = s.norm2,
+                                .d_weight = g.norm2_w,
+                                .d_bias = g.norm2_b});
 }
 
-View BlockBackward::attention(const View& d, const View& others) {
-  const View d_out = output_gradient(d, u.dropout(c, DropoutSite::attention_out),
-                                     {.sum = s.out1,
-                                      .weight = w.norm1_out_w,
-                                      .stats = s.norm1_out,
-                                      .d_weight = g.norm1_out_w,
-                                      .d_bias = g.norm1_out_b});
+View BlockBackward::attention(const View& d, const View& beside) {
+  const NormBackward behind{.sum = s.out1,
+                            .weight = w.norm1_out_w,
+                            .stats = s.norm1_out,
+                            .d_weight = g.norm1_out_w,
+                            .d_bias = g.norm1_out_b};
+  const View d_sum = sum_gradient(d, behind);
+  const View d_out = output_gradient(d_sum, u.dropout(c, DropoutSite::attention_out), behind);
   if (g.q_norm_w) {
     q_norm.emplace(u, partial, g.q_norm_w, w.chunks.size());
     k_norm.emplace(u, partial, g.k_norm_w, w.chunks.size());
@@ -566,12 +587,12 @@ View BlockBackward::attention(const View& d, const View& others) {
                                      .write = write});
     projection_weights(kv, i, d_qkv[i]);
   }
-  return input_gradient(others, {.d_out = d_h1.finish(),
-                                 .sum = s.sum1,
-                                 .weight = w.norm1_w,
-                                 .stats = s.norm1,
-                                 .d_weight = g.norm1_w,
-                                 .d_bias = g.norm1_b});
+  return input_gradient(beside ? beside : d_sum, {.d_out = d_h1.finish(),
+                                                  .sum = s.sum1,
+                                                  .weight = w.norm1_w,
+                                                  .stats = s.norm1,
+                                                  .d_weight = g.norm1_w,
+                                                  .d_bias = g.norm1_b});
 }
 
 /// The gradient of chunk i's qkv from that of the output projection's sum.
@@ -634,9 +655,9 @@ void BlockBackward::projection_weights(const WholeKvGradients& kv, std::size_t i
 View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                     const BlockSaved& s, View d, const BlockWeights& g, Write write) {
   BlockBackward back{.u = u, .c = c, .w = w, .s = s, .g = g, .write = write};
-  const View d_sum2 = back.mlp(d, d);
-  const bool sequential = c.block == BlockForm::sequential;
-  const View d_sum1 = back.attention(sequential ? d_sum2 : d, d_sum2);
+  const View d_sum2 = back.mlp(d);
+  const View d_sum1 =
+      c.block == BlockForm::sequential ? back.attention(d_sum2) : back.attention(d, d_sum2);
   back.partial.finish();
   return d_sum1;
 }

@@ -25,8 +25,8 @@ struct BlockChunk {
   View up_w, up_b, down_w;
 };
 struct BlockWeights {
-  View norm1_w, norm1_b, norm2_w, norm2_b;  // of the sub-layers' inputs
-  View norm1_out_w, norm1_out_b, norm2_out_w, norm2_out_b;
+  View norm1_w, norm1_b, norm2_w, norm2_b;                  // of the sub-layers' inputs
+  View norm1_out_w, norm1_out_b, norm2_out_w, norm2_out_b;  // of outputs, or of sums with them
   View q_norm_w, k_norm_w;
   View out_b, down_b;
   View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
@@ -36,8 +36,8 @@ struct BlockWeights {
 BlockWeights block_weights(std::span<const UnitViews> units);
 
 /// What backward needs from forward. sum1 and sum2 are what the two sub-layers read before its
-/// norm; h1 and h2 what they read at all positions; out1 and out2 their outputs, where those are
-/// normalised. norm1, ... are the norms' statistics.
+/// norm; h1 and h2 what they read at all positions; out1 and out2 their outputs, or the sums with
+/// them, where those are normalised. norm1, ... are the norms' statistics.
 struct BlockSaved {
   struct Chunk {
     View qkv;                 // with q and k as attention sees them, or before qk-norm

@@ -14,6 +14,16 @@ namespace tessera::model {
 /// How far a layer's attention sees: to the begin of the sample or document, or as far as a window.
 enum class Reach : std::uint8_t { global, window };
 
+/// What makes outputs of the last layer's vectors: one matrix, and what may come before it.
+struct HeadConfig {
+  Pooling pooling = Pooling::none;  // a sample has one output, of its pooled vectors
+  std::int64_t labels = 0;          // outputs are classes, so many; 0: tokens of the vocabulary
+  std::int64_t hidden = 0;          // columns of a dense layer before the matrix; 0: there is none
+  ActivationKind activation = ActivationKind::gelu;  // of the dense layer, which has a bias
+  bool norm = false;                                 // a norm follows the dense layer
+  bool bias = false;                                 // of outputs
+};
+
 /// Probabilities with which elements are dropped out.
 struct DropoutRates {
   float embedding = 0;  // of the sum of a token's and a position's vectors
@@ -50,10 +60,12 @@ struct ModelConfig {
   BlockForm block = BlockForm::sequential;
   std::int64_t query_scalar = 0;   // scores are q k / sqrt(query_scalar); 0: D
   bool scaled_embeddings = false;  // tokens' vectors are multiplied with sqrt(C)
+  bool embedding_norm = false;     // of the sum of a token's and a position's vectors
   float logit_soft_cap = 0;        // logits x are cap tanh(x / cap); 0: as they are
   bool tied_embeddings = true;
   DropoutRates dropout;
   float init_std = 0.02F;
+  HeadConfig head;
   InitScale init = InitScale::scaled;
 
   /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout, so that
@@ -74,8 +86,30 @@ struct ModelConfig {
     const double behind = most - most * most / (2 * all);
     return attention == AttentionMask::causal ? behind : 2 * behind;
   }
-  bool norms_inputs() const { return norm_placed != NormPlacement::after; }
-  bool norms_outputs() const { return norm_placed != NormPlacement::before; }
+  bool norms_inputs() const {
+    return norm_placed == NormPlacement::before || norm_placed == NormPlacement::both;
+  }
+  bool norms_outputs() const {
+    return norm_placed == NormPlacement::after || norm_placed == NormPlacement::both;
+  }
+  bool norms_sums() const { return norm_placed == NormPlacement::sum; }
+  /// Where sums are normalised, the last layer's is.
+  bool final_norm() const { return !norms_sums(); }
+  bool position_table() const {
+    return position == PositionKind::learned || position == PositionKind::sinusoidal;
+  }
+  /// Columns of what the output matrix reads.
+  std::int64_t head_columns() const { return head.hidden > 0 ? head.hidden : hidden; }
+  /// Rows of the output matrix as stored and multiplied. Those of classes are whole on every tensor
+  /// rank.
+  std::int64_t padded_outputs() const {
+    return head.labels > 0 ? round_up(head.labels, 8) : padded_vocab();
+  }
+  std::int64_t outputs() const { return head.labels > 0 ? head.labels : vocab; }
+  /// How many targets a sample of so many tokens has.
+  std::int64_t targets_of(std::int64_t sequence) const {
+    return head.pooling == Pooling::none ? sequence : 1;
+  }
 };
 
 }  // namespace tessera::model

@@ -50,26 +50,28 @@ struct MicroBatch {
   std::int64_t batch = 0;     // B, sequences
   std::int64_t sequence = 0;  // T
   View tokens;                // (B, T) i32
-  View targets;               // (B T) i32; absent in generation
+  View targets;               // (B T) i32, or (B) of pooled outputs; absent in generation
   View samples;               // (B) i64, global sample index of each sequence, keys dropout masks
   /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
   /// whose begins positions count. Absent: a sequence is one.
   View documents, positions;
+  View confusion;  // (outputs, outputs) i64, counts that evaluation adds to; absent: not wanted
 };
 
 /// Where dropout is applied: to the embedding's sum; in a block to attention's probabilities, to
-/// attention's output, and to what the layer before left pending.
-enum class DropoutSite : std::uint8_t { embedding, attention, attention_out, incoming };
+/// attention's output, and to what the layer before left pending; to what the head's matrix reads.
+enum class DropoutSite : std::uint8_t { embedding, attention, attention_out, incoming, head };
 
 /// Each site's rate, and its number among those of its layer, which keys its masks.
 struct DropoutSiteRow {
   float DropoutRates::*rate;
   std::uint64_t number;
 };
-inline constexpr std::array<DropoutSiteRow, 4> kDropoutRows = {{{&DropoutRates::embedding, 0},
+inline constexpr std::array<DropoutSiteRow, 5> kDropoutRows = {{{&DropoutRates::embedding, 0},
                                                                 {&DropoutRates::attention, 0},
                                                                 {&DropoutRates::residual, 1},
-                                                                {&DropoutRates::residual, 2}}};
+                                                                {&DropoutRates::residual, 2},
+                                                                {&DropoutRates::residual, 0}}};
 
 class UnitContext {
  public:
@@ -112,6 +114,11 @@ class UnitContext {
                  call);
     }
     device_.run(call);
+  }
+
+  /// Memory that no later function needs, of the compute type.
+  View temporary(std::initializer_list<std::int64_t> extents) {
+    return tensor(Keep::transient, compute_, extents);
   }
 
   /// Dropout of a residual() at one of the model's sites; off in evaluation. `visit` is relative to

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "model/tensor_parallel.hpp"
 
@@ -18,19 +19,15 @@ std::int64_t first_token(const UnitContext& u, const ModelConfig& c, std::size_t
       .begin;
 }
 
-/// out = x sqrt(C).
-void scale_embeddings(UnitContext& u, const ModelConfig& c, const View& x, const View& out) {
-  u.run(Scale{.x = x, .out = out, .factor = std::sqrt(static_cast<float>(c.hidden))});
-}
+float token_factor(const ModelConfig& c) { return std::sqrt(static_cast<float>(c.hidden)); }
 
-/// The sum of a token's and a position's vectors, dropped out, at this rank's positions.
-void embed(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
-           const View& position_table, std::int64_t first_position, const View& out) {
-  const Dropout dropout = u.dropout(c, DropoutSite::embedding);
-  if (u.tensor_region().whole()) {
+/// The sum of a token's and a position's vectors at this rank's positions, dropped out.
+void embed(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, std::int64_t first_position,
+           const Dropout& dropout, const View& out) {
+  if (u.tensor_region().whole() && !c.scaled_embeddings) {
     u.run(Embed{.tokens = u.micro_batch().tokens,
-                .token_table = token_table[0],
-                .position_table = position_table,
+                .token_table = w.tokens[0],
+                .position_table = w.positions,
                 .documents = u.micro_batch().positions,
                 .out = out,
                 .first_position = first_position,
@@ -38,74 +35,169 @@ void embed(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
     return;
   }
   ChunkSum tokens(u, c.hidden, {}, DType::f32);  // all terms but one are zero
-  for (std::size_t i = 0; i < token_table.size(); ++i) {
+  for (std::size_t i = 0; i < w.tokens.size(); ++i) {
     u.run(Embed{.tokens = u.micro_batch().tokens,
-                .token_table = token_table[i],
+                .token_table = w.tokens[i],
                 .position_table = {},
                 .out = tokens.part(i),
                 .first_token = first_token(u, c, i),
                 .vocab = c.padded_vocab()});
   }
   tokens.start();
-  u.run(AddPositions{.x = tokens.finish(),
-                     .position_table = position_table,
+  View x = tokens.finish();
+  if (c.scaled_embeddings) {
+    const View scaled = u.tensor(Keep::transient, DType::f32, {x.extent(0), x.extent(1), c.hidden});
+    u.run(Scale{.x = x, .out = scaled, .factor = token_factor(c)});
+    x = scaled;
+  }
+  u.run(AddPositions{.x = x,
+                     .position_table = w.positions,
                      .documents = u.micro_batch().positions,
                      .out = out,
                      .first_position = first_position + u.positions().begin,
                      .dropout = dropout});
 }
 
-}  // namespace
-
-void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
-                   const View& position_table, std::int64_t first_position, Carry& out) {
-  out = {.resid = u.residual(Keep::input, c.hidden), .pending = {}};
-  if (!c.scaled_embeddings)
-    return embed(u, c, token_table, position_table, first_position, out.resid);
-  const View sum = u.residual(Keep::transient, c.hidden);
-  embed(u, c, token_table, position_table, first_position, sum);
-  scale_embeddings(u, c, sum, out.resid);
+/// The first unit of a kind; nullptr if there is none.
+const UnitViews* find(std::span<const UnitViews> units, UnitKind kind) {
+  const auto found =
+      std::ranges::find_if(units, [&](const UnitViews& v) { return v.unit->kind == kind; });
+  return found == units.end() ? nullptr : &*found;
 }
 
-void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
-                    const TokenMatrix& d_token_table, const View& d_position_table,
-                    Write token_write, Write position_write) {
-  // Only the positions that the sequence has are reached; the others' gradient is zero.
-  const View reached = d_position_table
-                           ? d_position_table.row_range(
-                                 0, std::min(u.micro_batch().sequence, d_position_table.rows()))
-                           : View{};
-  View local = d;
-  if (c.scaled_embeddings) {
-    local = u.residual(Keep::transient, c.hidden);
-    scale_embeddings(u, c, d, local);
+/// A parameter that is whole, "<layer>.<local>"; absent if the unit is, or has none of that name.
+View whole(const UnitViews* unit, std::string_view local) {
+  if (unit == nullptr || !unit->unit->has(local)) return {};
+  return unit->params[unit->unit->index_of(local)][0];
+}
+
+/// The chunks of the only parameter of all units of a kind.
+std::vector<View> chunks_of(std::span<const UnitViews> units, UnitKind kind) {
+  std::vector<View> chunks;
+  for (const UnitViews& v : units) {
+    if (v.unit->kind == kind) std::ranges::copy(v.params[0], std::back_inserter(chunks));
   }
+  return chunks;
+}
+
+}  // namespace
+
+EmbedWeights embed_weights(std::span<const UnitViews> units) {
+  const UnitViews* norm = find(units, UnitKind::embedding_norm);
+  return {.tokens = chunks_of(units, UnitKind::vocabulary),
+          .positions = whole(find(units, UnitKind::positions), "weight"),
+          .norm_w = whole(norm, "weight"),
+          .norm_b = whole(norm, "bias")};
+}
+
+EmbedWeights embed_gradients(std::span<const UnitViews> units) {
+  EmbedWeights gradients = embed_weights(units);
+  const UnitViews* positions = find(units, UnitKind::positions);
+  if (positions != nullptr && !positions->unit->traits.trained) gradients.positions = {};
+  return gradients;
+}
+
+HeadWeights head_weights(std::span<const UnitViews> units) {
+  const UnitViews *norm = find(units, UnitKind::final_norm),
+                  *dense = find(units, UnitKind::head_dense);
+  const bool untied = find(units, UnitKind::head) != nullptr;
+  return {.norm_w = whole(norm, "weight"),
+          .norm_b = whole(norm, "bias"),
+          .dense_w = whole(dense, "weight"),
+          .dense_b = whole(dense, "bias"),
+          .dense_norm_w = whole(dense, "norm.weight"),
+          .dense_norm_b = whole(dense, "norm.bias"),
+          .matrix = chunks_of(units, untied ? UnitKind::head : UnitKind::vocabulary),
+          .bias = chunks_of(units, UnitKind::head_bias)};
+}
+
+void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
+                   std::int64_t first_position, EmbedSaved& saved, Carry& out) {
+  const Dropout dropout = u.dropout(c, DropoutSite::embedding);
+  out = {.resid = u.residual(Keep::input, c.hidden), .pending = {}};
+  if (!c.embedding_norm) return embed(u, c, w, first_position, dropout, out.resid);
+  saved.sum = u.residual(Keep::expensive, c.hidden);
+  saved.stats = u.tensor(Keep::expensive, DType::f32, {saved.sum.rows(), 2});
+  const View normal = dropout ? u.residual(Keep::transient, c.hidden) : out.resid;
+  embed(u, c, w, first_position, {}, saved.sum);
+  u.run(AddNorm{.resid = saved.sum,
+                .pending = {},
+                .weight = w.norm_w,
+                .bias = w.norm_b,
+                .sum = {},
+                .out = normal,
+                .stats = saved.stats,
+                .kind = c.norm,
+                .eps = c.norm_eps});
+  if (dropout) u.run(ApplyDropout{.x = normal, .out = out.resid, .dropout = dropout});
+}
+
+void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
+                    const EmbedSaved& saved, const View& d, const EmbedWeights& g,
+                    Write token_write, Write write) {
+  View local = d;
+  if (c.embedding_norm) {
+    if (const Dropout dropout = u.dropout(c, DropoutSite::embedding)) {
+      local = u.residual(Keep::transient, c.hidden);
+      u.run(ApplyDropout{.x = d, .out = local, .dropout = dropout});
+    }
+    PartialGradients partial(u, write);
+    local = norm_backward(u, c, partial,
+                          {.d_out = local,
+                           .d_resid = {},
+                           .sum = saved.sum,
+                           .weight = w.norm_w,
+                           .stats = saved.stats,
+                           .d_weight = g.norm_w,
+                           .d_bias = g.norm_b});
+    partial.finish();
+  }
+  if (c.scaled_embeddings) {
+    const View scaled = u.residual(Keep::transient, c.hidden);
+    u.run(Scale{.x = local, .out = scaled, .factor = token_factor(c)});
+    local = scaled;
+  }
+  // Only the positions that the sequence has are reached; the others' gradient is zero.
+  const View reached =
+      g.positions ? g.positions.row_range(0, std::min(u.micro_batch().sequence, g.positions.rows()))
+                  : View{};
   const View all = gather_positions(u, local, Keep::transient);
-  for (std::size_t i = 0; i < d_token_table.size(); ++i) {
-    u.run(EmbedBackward{.tokens = u.micro_batch().tokens,
-                        .d = all,
-                        .d_token_table = d_token_table[i],
-                        .d_position_table = i == 0 ? reached : View{},
-                        .documents = u.micro_batch().positions,
-                        .token_write = token_write,
-                        .position_write = position_write,
-                        .first_token = first_token(u, c, i),
-                        .vocab = c.padded_vocab(),
-                        .dropout = u.dropout_from(0, c, DropoutSite::embedding)});
+  for (std::size_t i = 0; i < g.tokens.size(); ++i) {
+    u.run(EmbedBackward{
+        .tokens = u.micro_batch().tokens,
+        .d = all,
+        .d_token_table = g.tokens[i],
+        .d_position_table = i == 0 ? reached : View{},
+        .documents = u.micro_batch().positions,
+        .token_write = token_write,
+        .position_write = write,
+        .first_token = first_token(u, c, i),
+        .vocab = c.padded_vocab(),
+        .dropout = c.embedding_norm ? Dropout{} : u.dropout_from(0, c, DropoutSite::embedding)});
   }
 }
 
 namespace {
 
-struct FinalNorm {
-  View sum, stats;  // at this rank's positions
-  View h;           // at all positions
+/// What the output matrix reads, and what backward needs of how it came to be.
+struct HeadInput {
+  View sum, stats;          // of the final norm, at this rank's positions
+  View h;                   // its output (B, T, C), at all positions
+  View read;                // by the dense layer: h, or of pooled outputs (B, C)
+  View up, act, act_stats;  // of the dense layer, (rows, C')
+  Dropout dropout;
+  View x;  // (rows, C')
 };
 
-FinalNorm final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  FinalNorm n{.sum = in.pending ? u.residual(Keep::transient, c.hidden) : in.resid,
-              .stats = u.tensor(Keep::transient, DType::f32, {in.resid.rows(), 2}),
-              .h = u.residual(Keep::transient, c.hidden)};
+void final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                HeadInput& n) {
+  n.sum = in.pending ? u.residual(Keep::transient, c.hidden) : in.resid;
+  if (!c.final_norm()) {
+    n.h = gather_positions(u, n.sum, Keep::transient);
+    return;
+  }
+  n.stats = u.tensor(Keep::transient, DType::f32, {in.resid.rows(), 2});
+  n.h = u.residual(Keep::transient, c.hidden);
   u.run(AddNorm{.resid = in.resid,
                 .pending = in.pending,
                 .weight = w.norm_w,
@@ -117,7 +209,111 @@ FinalNorm final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
                 .eps = c.norm_eps,
                 .dropout = in.pending ? u.dropout(c, DropoutSite::incoming) : Dropout{}});
   n.h = gather_positions(u, n.h, Keep::transient);
+}
+
+/// A view of rows that are equally many of each sample, as (B, rows of a sample, columns).
+View by_sample(const UnitContext& u, const View& rows) {
+  const std::int64_t samples = u.micro_batch().batch;
+  return rows.reshaped({samples, rows.rows() / samples, rows.cols()});
+}
+
+/// act = norm(f(x W^T + b)), the norm where the head has one.
+void dense_forward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, HeadInput& n) {
+  const std::int64_t rows = n.read.rows();
+  n.up = u.temporary({rows, c.head.hidden});
+  n.act = n.x = u.temporary({rows, c.head.hidden});
+  u.run(Linear{.x = n.read, .weight = w.dense_w, .bias = w.dense_b, .y = n.up});
+  u.run(Activate{.x = n.up, .y = n.act, .kind = c.head.activation});
+  if (!c.head.norm) return;
+  n.act_stats = u.tensor(Keep::transient, DType::f32, {rows, 2});
+  n.x = u.temporary({rows, c.head.hidden});
+  u.run(AddNorm{.resid = n.act,
+                .pending = {},
+                .weight = w.dense_norm_w,
+                .bias = w.dense_norm_b,
+                .sum = {},
+                .out = n.x,
+                .stats = n.act_stats,
+                .kind = c.norm,
+                .eps = c.norm_eps});
+}
+
+/// The gradient of what the dense layer read from that of what came of it.
+View dense_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, const HeadInput& n,
+                    View d, const HeadWeights& g, Write write) {
+  const std::int64_t rows = d.rows(), one = 1;
+  if (c.head.norm) {
+    const View d_act = u.temporary({rows, c.head.hidden});
+    const auto as_sample = [&](const View& v) { return v.reshaped({one, rows, c.head.hidden}); };
+    u.run(NormBackward{.d_out = as_sample(d),
+                       .d_resid = {},
+                       .sum = as_sample(n.act),
+                       .weight = w.dense_norm_w,
+                       .stats = n.act_stats,
+                       .d_sum = as_sample(d_act),
+                       .d_weight = g.dense_norm_w,
+                       .d_bias = g.dense_norm_b,
+                       .kind = c.norm,
+                       .write = write});
+    d = d_act;
+  }
+  const View d_up = u.temporary({rows, c.head.hidden}), d_read = u.temporary({rows, c.hidden});
+  u.run(ActivateBackward{.x = n.up, .d_y = d, .d_x = d_up, .kind = c.head.activation});
+  u.run(LinearBackwardInput{.d_y = d_up, .weight = w.dense_w, .d_x = d_read});
+  u.run(LinearBackwardWeight{
+      .d_y = d_up, .x = n.read, .d_weight = g.dense_w, .d_bias = g.dense_b, .write = write});
+  return d_read;
+}
+
+/// All tensor ranks compute alike what is between the final norm and the output matrix.
+HeadInput head_input(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
+  HeadInput n;
+  final_norm(u, c, w, in, n);
+  n.read = n.h.matrix();
+  if (c.head.pooling != Pooling::none) {
+    n.read = u.temporary({u.micro_batch().batch, c.hidden});
+    u.run(Pool{
+        .x = n.h, .documents = u.micro_batch().documents, .out = n.read, .kind = c.head.pooling});
+  }
+  n.x = n.read;
+  if (c.head.hidden > 0) dense_forward(u, c, w, n);
+  if (c.head.labels > 0) n.dropout = u.dropout_from(0, c, DropoutSite::head);
+  if (n.dropout) {
+    const View x = u.temporary({n.x.rows(), n.x.cols()});
+    u.run(ApplyDropout{.x = by_sample(u, n.x), .out = by_sample(u, x), .dropout = n.dropout});
+    n.x = x;
+  }
   return n;
+}
+
+/// This rank's positions of what is at all positions.
+View own_positions(UnitContext& u, const View& all) {
+  if (!u.tensor_region().split_sequence()) return all;
+  const std::int64_t columns = all.cols(), samples = all.extent(0);
+  const View own = u.residual(Keep::transient, columns);
+  const View flat = all.reshaped({samples, all.extent(1) * columns});
+  u.run(Convert{.x = flat.col_range(u.positions().begin * columns, own.extent(1) * columns),
+                .out = own.reshaped({samples, own.extent(1) * columns})});
+  return own;
+}
+
+/// The gradient of h at this rank's positions from that of the output matrix's input: of this
+/// rank's positions where outputs are tokens, else of all rows.
+View head_input_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
+                         const HeadInput& n, View d, const HeadWeights& g, Write write) {
+  if (c.head.labels == 0 && c.head.hidden == 0) return d;
+  if (c.head.labels == 0) d = gather_positions(u, d, Keep::transient).matrix();
+  if (n.dropout) {
+    const View d_x = u.temporary({d.rows(), d.cols()});
+    u.run(ApplyDropout{.x = by_sample(u, d), .out = by_sample(u, d_x), .dropout = n.dropout});
+    d = d_x;
+  }
+  if (c.head.hidden > 0) d = dense_backward(u, c, w, n, d, g, write);
+  if (c.head.pooling == Pooling::none) return own_positions(u, by_sample(u, d));
+  const View d_h = u.activation(Keep::transient, c.hidden);
+  u.run(PoolBackward{
+      .d_out = d, .documents = u.micro_batch().documents, .d_x = d_h, .kind = c.head.pooling});
+  return own_positions(u, d_h);
 }
 
 /// So many rows of the micro-batch have logits at once, whatever the layout.
@@ -139,12 +335,16 @@ HeadRows rows_of(const UnitContext& u, const View& h, const View& losses, Range 
           .losses = losses.range(rows.begin, rows.count())};
 }
 
-/// Logits (rows, padded V of the chunk) of each of this rank's chunks.
+View bias_of(const HeadWeights& w, std::size_t chunk) {
+  return w.bias.empty() ? View{} : w.bias[chunk];
+}
+
+/// Logits (rows, padded outputs of the chunk) of each of this rank's chunks.
 std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h) {
   std::vector<View> logits;
-  for (const View& matrix : w.matrix) {
-    logits.push_back(u.tensor(Keep::transient, u.compute(), {h.rows(), matrix.rows()}));
-    u.run(Linear{.x = h, .weight = matrix, .y = logits.back()});
+  for (std::size_t i = 0; i < w.matrix.size(); ++i) {
+    logits.push_back(u.temporary({h.rows(), w.matrix[i].rows()}));
+    u.run(Linear{.x = h, .weight = w.matrix[i], .bias = bias_of(w, i), .y = logits.back()});
   }
   return logits;
 }
@@ -155,12 +355,14 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
               const HeadRows& of, const View& scale) {
   const TensorRegion& tensor = u.tensor_region();
   const LossTerms terms = scale ? u.loss_terms : LossTerms{};
-  if (tensor.whole()) {
+  if (const View& counts = u.micro_batch().confusion)
+    u.run(Confusion{.logits = logits[0], .targets = of.targets, .counts = counts});
+  if (tensor.whole() || c.head.labels > 0) {
     u.run(Classify{.logits = logits[0],
                    .targets = of.targets,
                    .losses = of.losses,
                    .scale = scale,
-                   .vocab = c.vocab,
+                   .vocab = c.outputs(),
                    .soft_cap = c.logit_soft_cap,
                    .terms = terms});
     return;
@@ -202,48 +404,78 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
 }  // namespace
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  const View h = final_norm(u, c, w, in).h;
-  View logits = logits_of(u, w, h.matrix())[0];
-  logits = logits.reshaped({u.micro_batch().batch, u.micro_batch().sequence, logits.cols()});
+  const View x = head_input(u, c, w, in).x;
+  const View logits = by_sample(u, logits_of(u, w, x)[0]);
   if (c.logit_soft_cap == 0) return logits;
-  const View capped = u.activation(Keep::transient, logits.cols());
+  const View capped = u.temporary({logits.extent(0), logits.extent(1), logits.cols()});
   u.run(SoftCap{.x = logits, .out = capped, .cap = c.logit_soft_cap});
   return capped;
 }
 
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses) {
-  const View h = final_norm(u, c, w, in).h;
-  for (const Range rows : row_groups(u, h.rows())) {
-    const HeadRows of = rows_of(u, h, losses, rows);
+  const View x = head_input(u, c, w, in).x;
+  for (const Range rows : row_groups(u, x.rows())) {
+    const HeadRows of = rows_of(u, x, losses, rows);
     classify(u, c, logits_of(u, w, of.h), of, {});
   }
 }
 
+namespace {
+
+/// The gradient of what the output matrices read, of all that have a chunk of them.
+class OutputsGradient {
+ public:
+  OutputsGradient(UnitContext& u, const ModelConfig& c, std::int64_t rows) {
+    if (c.head.labels > 0) {
+      alone_ = u.temporary({rows, c.head_columns()});
+    } else {
+      sum_.emplace(u, c.head_columns());
+    }
+  }
+  /// Where this rank's i-th chunk puts its part.
+  View part(std::size_t i) const { return sum_ ? sum_->part(i) : alone_; }
+  void start() {
+    if (sum_) sum_->start();
+  }
+  View finish() { return sum_ ? sum_->finish() : alone_; }
+
+ private:
+  std::optional<ChunkSum> sum_;  // outputs are tokens
+  View alone_;                   // or classes, which are not cut
+};
+
+}  // namespace
+
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const View& scale, const HeadWeights& g, Write write) {
-  const FinalNorm n = final_norm(u, c, w, in);
-  ChunkSum d_h(u, c.hidden);
+  const HeadInput n = head_input(u, c, w, in);
+  OutputsGradient d_x(u, c, n.x.rows());
   Write write_matrix = write;
-  for (const Range rows : row_groups(u, n.h.rows())) {
-    const HeadRows of = rows_of(u, n.h, losses, rows);
+  for (const Range rows : row_groups(u, n.x.rows())) {
+    const HeadRows of = rows_of(u, n.x, losses, rows);
     const std::vector<View> logits = logits_of(u, w, of.h);
     classify(u, c, logits, of, scale);
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardInput{.d_y = logits[i],
                                 .weight = w.matrix[i],
-                                .d_x = d_h.part(i).row_range(rows.begin, rows.count())});
+                                .d_x = d_x.part(i).row_range(rows.begin, rows.count())});
     }
-    if (rows.end == n.h.rows()) d_h.start();
+    if (rows.end == n.x.rows()) d_x.start();
     for (std::size_t i = 0; i < logits.size(); ++i) {
-      u.run(LinearBackwardWeight{
-          .d_y = logits[i], .x = of.h, .d_weight = g.matrix[i], .write = write_matrix});
+      u.run(LinearBackwardWeight{.d_y = logits[i],
+                                 .x = of.h,
+                                 .d_weight = g.matrix[i],
+                                 .d_bias = bias_of(g, i),
+                                 .write = write_matrix});
     }
     write_matrix = Write::add;
   }
+  const View d_h = head_input_backward(u, c, w, n, d_x.finish(), g, write);
+  if (!c.final_norm()) return d_h;
   PartialGradients partial(u, write);
   const View d_sum = norm_backward(u, c, partial,
-                                   {.d_out = d_h.finish(),
+                                   {.d_out = d_h,
                                     .d_resid = {},
                                     .sum = n.sum,
                                     .weight = w.norm_w,

@@ -8,23 +8,48 @@ namespace tessera::model {
 /// A rank's chunks of a token matrix (rows of chunk, C), or of its gradient.
 using TokenMatrix = std::vector<View>;
 
-/// resid = dropout(token_table[tokens] + position_table[first_position ...]), nothing pending.
-/// position_table may be absent.
-void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
-                   const View& position_table, std::int64_t first_position, Carry& out);
-/// `write` is for the positions; the token table's gradient is added to when its matrix is tied to
-/// the head's.
-void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
-                    const TokenMatrix& d_token_table, const View& d_position_table,
-                    kernels::Write token_write, kernels::Write position_write);
-
-struct HeadWeights {
+/// Of the embedding, or their gradients. What a model does not have is absent.
+struct EmbedWeights {
+  TokenMatrix tokens;   // (padded V, C)
+  View positions;       // (positions, C)
   View norm_w, norm_b;  // (C)
-  TokenMatrix matrix;   // (padded V, C)
 };
-/// Logits (B, T, padded V) of the carry, in the compute type, on one tensor rank.
+/// Picks the views out of the parameters of units, others among them.
+EmbedWeights embed_weights(std::span<const UnitViews> units);
+
+/// The same of gradients: positions that are frozen have none.
+EmbedWeights embed_gradients(std::span<const UnitViews> units);
+
+/// What backward needs of the embedding's norm: what it normalised, and its statistics.
+struct EmbedSaved {
+  View sum, stats;
+};
+
+/// resid = dropout(norm(tokens' vectors + positions[first_position ...])), nothing pending.
+void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
+                   std::int64_t first_position, EmbedSaved& saved, Carry& out);
+/// `token_write` is for the token table, whose gradient is added to when its matrix is tied to the
+/// head's; `write` for the others.
+void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
+                    const EmbedSaved& saved, const View& d, const EmbedWeights& grads,
+                    kernels::Write token_write, kernels::Write write);
+
+/// Of the head, or their gradients. What a model does not have is absent.
+struct HeadWeights {
+  View norm_w, norm_b;              // of the last layer's vectors (C)
+  View dense_w, dense_b;            // (C', C), (C')
+  View dense_norm_w, dense_norm_b;  // (C')
+  TokenMatrix matrix;               // (padded outputs, C')
+  std::vector<View> bias;           // its chunks, (padded outputs)
+};
+/// Picks the views out of the parameters of units, others among them: the matrix is the token
+/// table's where there is none of the head's own.
+HeadWeights head_weights(std::span<const UnitViews> units);
+
+/// Logits (B, targets of a sample, padded outputs) of the carry, in the compute type, on one tensor
+/// rank.
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
-/// Per-token losses (B T) f32 of the micro-batch, without UnitContext::loss_terms, so that they
+/// The losses of the micro-batch's targets, f32, without UnitContext::loss_terms, so that they
 /// compare between runs.
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses);

@@ -76,7 +76,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   for (const char* sub_layer : {".norm1", ".norm2"})
     if (c.norms_inputs()) add_norm(p, c, unit.name + sub_layer);
   for (const char* sub_layer : {".norm1_out", ".norm2_out"})
-    if (c.norms_outputs()) add_norm(p, c, unit.name + sub_layer);
+    if (c.norms_outputs() || c.norms_sums()) add_norm(p, c, unit.name + sub_layer);
   if (c.qk_norm != QkNorm::none) {
     const bool whole = c.qk_norm == QkNorm::whole;
     p.push_back(vector(attention + "q_norm.weight", whole ? q : c.head_dim, Init::ones));
@@ -101,11 +101,41 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   return unit;
 }
 
-UnitDesc token_matrix(const ModelConfig& c, const std::string& name, UnitKind kind) {
-  UnitDesc unit{.name = name,
-                .kind = kind,
-                .params = {cut(matrix(name + ".weight", c.vocab, c.hidden, c.init_std), 0)}};
+/// A parameter with a row for each output, `rows` of them with padding. Rows of tokens are cut, and
+/// those of classes, which are few, are not.
+ParamDesc of_outputs(ParamDesc p, const ModelConfig& c, std::int64_t rows) {
+  p.stored_rows = rows;
+  return c.head.labels > 0 ? p : cut(std::move(p), 0);
+}
+
+UnitDesc vocabulary(const ModelConfig& c) {
+  UnitDesc unit{.name = "vocabulary",
+                .kind = UnitKind::vocabulary,
+                .params = {cut(matrix("vocabulary.weight", c.vocab, c.hidden, c.init_std), 0)}};
   unit.params[0].stored_rows = c.padded_vocab();
+  return unit;
+}
+
+UnitDesc positions(const ModelConfig& c) {
+  UnitDesc unit{.name = "positions",
+                .kind = UnitKind::positions,
+                .params = {matrix("positions.weight", c.context, c.hidden, c.init_std)}};
+  if (c.position == PositionKind::sinusoidal) {
+    unit.params[0].init = Init::sinusoids;
+    unit.traits.trained = false;
+  }
+  return unit;
+}
+
+UnitDesc head_dense(const ModelConfig& c) {
+  UnitDesc unit{.name = "head_dense",
+                .kind = UnitKind::head_dense,
+                .params = {matrix("head_dense.weight", c.head.hidden, c.hidden, c.init_std),
+                           vector("head_dense.bias", c.head.hidden)}};
+  if (!c.head.norm) return unit;
+  unit.params.push_back(vector("head_dense.norm.weight", c.head.hidden, Init::ones));
+  if (c.norm == NormKind::layernorm)
+    unit.params.push_back(vector("head_dense.norm.bias", c.head.hidden));
   return unit;
 }
 
@@ -184,17 +214,31 @@ std::size_t UnitDesc::index_of(std::string_view local) const {
 std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
                                   const UnitDivision& division) {
   std::vector<UnitDesc> units;
-  add_tiles(units, token_matrix(c, "vocabulary", UnitKind::vocabulary), division.tiles);
-  if (c.position == PositionKind::learned) {
-    units.push_back({.name = "positions",
-                     .kind = UnitKind::positions,
-                     .params = {matrix("positions.weight", c.context, c.hidden, c.init_std)}});
-  }
+  const auto add_norm_unit = [&](const char* name, UnitKind kind) {
+    units.push_back({.name = name, .kind = kind, .params = {}});
+    add_norm(units.back().params, c, name);
+  };
+  add_tiles(units, vocabulary(c), division.tiles);
+  if (c.position_table()) units.push_back(positions(c));
+  if (c.embedding_norm) add_norm_unit("embedding_norm", UnitKind::embedding_norm);
   for (std::int64_t i = 0; i < c.layers; ++i)
     add_block(units, block(c, i, chunks), chunks, division);
-  units.push_back({.name = "final_norm", .kind = UnitKind::final_norm, .params = {}});
-  add_norm(units.back().params, c, "final_norm");
-  if (!c.tied_embeddings) add_tiles(units, token_matrix(c, "head", UnitKind::head), division.tiles);
+  if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);
+  if (c.head.hidden > 0) units.push_back(head_dense(c));
+  if (!c.tied_embeddings) {
+    const auto weight = matrix("head.weight", c.outputs(), c.head_columns(), c.init_std);
+    add_tiles(units,
+              {.name = "head",
+               .kind = UnitKind::head,
+               .params = {of_outputs(weight, c, c.padded_outputs())}},
+              c.head.labels > 0 ? 1 : division.tiles);
+  }
+  if (c.head.bias) {
+    units.push_back(
+        {.name = "head_bias",
+         .kind = UnitKind::head_bias,
+         .params = {of_outputs(vector("head_bias.bias", c.outputs()), c, c.padded_outputs())}});
+  }
   for (UnitDesc& unit : units) {
     const auto travels = [&](const ParamDesc& p) { return in_blocks(p, chunks); };
     if (std::ranges::all_of(unit.params, travels)) unit.traits.block = division.block;
@@ -219,9 +263,15 @@ std::int64_t parameter_count(std::span<const UnitDesc> units) {
 }
 
 double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
-  const auto units = model_units(c);
+  auto units = model_units(c);
+  if (c.head.pooling != Pooling::none) {
+    std::erase_if(units, [](const UnitDesc& unit) {
+      using enum UnitKind;
+      return unit.kind == head_dense || unit.kind == head || unit.kind == head_bias;
+    });
+  }
   std::int64_t n = parameter_count(units);
-  if (c.position == PositionKind::learned) n -= c.context * c.hidden;
+  if (c.position_table()) n -= c.context * c.hidden;
   if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
   double keys = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) keys += c.keys_seen(i, sequence);

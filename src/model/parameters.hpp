@@ -13,7 +13,9 @@
 
 namespace tessera::model {
 
-enum class Init : std::uint8_t { zeros, ones, normal };
+/// sinusoids: column 2 i of row t is sin(t / 10000^(2 i / C)), the next one the cosine (Vaswani et
+/// al. 2017, section 3.5).
+enum class Init : std::uint8_t { zeros, ones, normal, sinusoids };
 
 /// How units are cut over tensor ranks: into `chunks` parts, of which each of `ranks` (a divisor of
 /// chunks) holds the same number, consecutive ones. Normally a rank has one chunk. With a fixed
@@ -47,7 +49,17 @@ struct ParamDesc {
   MatrixRange part(std::int64_t chunk, std::int64_t chunks) const;
 };
 
-enum class UnitKind : std::uint8_t { vocabulary, positions, block, block_part, final_norm, head };
+enum class UnitKind : std::uint8_t {
+  vocabulary,
+  positions,
+  embedding_norm,
+  block,
+  block_part,
+  final_norm,
+  head_dense,
+  head,
+  head_bias
+};
 
 /// Which part of each rank's chunks a unit has: part `index` of `count` equal ones.
 struct Tile {
@@ -95,8 +107,9 @@ struct UnitDivision {
   std::int64_t block = 0;
 };
 
-/// All units in the order of forward: vocabulary, positions, blocks, final_norm, and head if it is
-/// untied; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
+/// All units in the order of forward: vocabulary, positions, embedding_norm, blocks, final_norm,
+/// head_dense, head if it is untied, and head_bias, of which a model has what its configuration
+/// says; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
 ///
 /// A block's parameters are one unit, or several where `division` says so.
@@ -120,8 +133,8 @@ struct UnitViews {
 std::int64_t parameter_count(std::span<const UnitDesc> units);
 
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
-/// that where it sees all, and less where layers have a window; N counts the head's matrix but no
-/// embedding look-ups), as published MFU figures count.
+/// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
+/// outputs are pooled, but no embedding look-ups), as published MFU figures count.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

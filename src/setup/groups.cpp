@@ -24,7 +24,7 @@ struct Parameter {
 /// The trained parameters by name: what is tied, or cut in tiles, is there once.
 std::map<std::string, Parameter> parameters_of(const deck::Deck& deck) {
   std::map<std::string, Parameter> all;
-  for (const model::UnitDesc& unit : model::model_units(model_config(deck.model), 1)) {
+  for (const model::UnitDesc& unit : model::model_units(model_config(deck.model, deck.task), 1)) {
     if (!unit.traits.trained) continue;
     for (const model::ParamDesc& p : unit.params)
       all.try_emplace(p.name, p, plan::kind_of(unit, p));

@@ -71,8 +71,7 @@ DType dtype_of(deck::Precision p) {
                                       : DType::f16;
 }
 
-model::ModelConfig model_config(const deck::ModelSection& m) {
-  TESSERA_CHECK(m.position != PositionKind::sinusoidal, "sinusoidal positions are not built");
+model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSection& task) {
   return {.layers = m.layers,
           .heads = m.heads,
           .kv_heads = m.kv_heads,
@@ -100,12 +99,19 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .block = m.block,
           .query_scalar = m.query_scalar,
           .scaled_embeddings = m.scaled_embeddings,
+          .embedding_norm = m.embedding_norm,
           .logit_soft_cap = static_cast<float>(m.logit_soft_cap),
           .tied_embeddings = m.tied_embeddings,
           .dropout = {.embedding = static_cast<float>(m.dropout_embedding),
                       .attention = static_cast<float>(m.dropout_attention),
                       .residual = static_cast<float>(m.dropout_residual)},
           .init_std = static_cast<float>(m.init_std),
+          .head = {.pooling = task.pooling.value_or(Pooling::none),
+                   .labels = task.labels.value_or(0),
+                   .hidden = m.head_hidden,
+                   .activation = m.head_activation,
+                   .norm = m.head_norm,
+                   .bias = m.head_bias},
           .init = m.init};
 }
 
@@ -158,7 +164,7 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const ComputesOn& on) {
   plan::PlanInputs in;
-  in.model.config = model_config(deck.model);
+  in.model.config = model_config(deck.model, deck.task);
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
   in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
   in.layout.tensor_chunks = tensor_chunks(deck);

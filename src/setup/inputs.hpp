@@ -9,7 +9,7 @@
 
 namespace tessera::setup {
 
-model::ModelConfig model_config(const deck::ModelSection& section);
+model::ModelConfig model_config(const deck::ModelSection& model, const deck::TaskSection& task);
 
 /// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);

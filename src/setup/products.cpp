@@ -20,7 +20,7 @@ class ProductCheck {
   explicit ProductCheck(const deck::LoadedDeck& loaded)
       : loaded_(loaded),
         deck_(loaded.deck),
-        config_(model_config(deck_.model)),
+        config_(model_config(deck_.model, deck_.task)),
         layout_mode_(deck_.run.reproducible == deck::Reproducible::layout),
         chunks_(tensor_chunks(deck_)) {}
 

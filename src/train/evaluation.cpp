@@ -1,5 +1,6 @@
 #include "train/evaluation.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "core/clock.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
+#include "data/labels.hpp"
 #include "data/tokenizers.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
@@ -23,13 +25,35 @@ std::optional<double> TextLoss::bits_per_byte() const {
 }
 
 std::string to_text(const TextLoss& loss) {
+  if (const Confusion& c = loss.confusion; c.classes() > 0) {
+    return fmt::format("loss {:.6f} | accuracy {:.4f} | F1 {:.4f}", loss.loss, c.accuracy(),
+                       c.f1());
+  }
   const auto bits = loss.bits_per_byte();
   return fmt::format("loss {:.6f} | perplexity {:.6g}{}", loss.loss, loss.perplexity(),
                      bits ? fmt::format(" | {:.6f} bits a byte", *bits) : "");
 }
 
+std::vector<std::string> details(const Evaluation& evaluation, std::span<const std::string> names) {
+  std::vector<std::string> lines;
+  const auto add_classes = [&](const TextLoss& loss) {
+    if (loss.confusion.classes() == 0) return;
+    std::ranges::copy(to_lines(loss.confusion, names), std::back_inserter(lines));
+  };
+  if (evaluation.sets.size() == 1) add_classes(evaluation);
+  for (std::size_t i = 0; evaluation.sets.size() > 1 && i < evaluation.sets.size(); ++i) {
+    const Evaluation::Set& set = evaluation.sets[i];
+    lines.push_back(fmt::format("{} | {}", printable(set.path), to_text(set)));
+    add_classes(set);
+  }
+  return lines;
+}
+
+bool predicts_text(const deck::Deck& deck) { return deck.task.kind == deck::TaskKind::lm; }
+
 TextBytes validation_bytes(const deck::Deck& deck, const comm::Control& control) {
   TextBytes bytes;
+  if (!predicts_text(deck)) return bytes;
   control.together([&] {
     if (control.rank() == 0) bytes = data::text_bytes_of_validation(deck).value_or(TextBytes());
   });
@@ -61,15 +85,21 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
   const PreparedPlan& prepared = engine.prepared(shape);
+  data::BatchRules rules;
+  control.together([&] { rules = data::batch_rules(deck, validation); });
   Evaluation evaluation;
   LossSum all;
   for (std::size_t set = 0; set < validation.entries().size(); ++set) {
     const auto sequences =
         data::sequences_of(validation, deck, validation.entries()[set], deck.data.validation[set]);
-    const std::int64_t rounds = std::min(deck.evaluate.batches, sequences.count() / global);
+    const std::int64_t count = sequences.count(),
+                       all_rounds = deck.task.labels ? ceil_div(count, global) : count / global;
+    const std::int64_t rounds =
+        deck.evaluate.batches > 0 ? std::min(deck.evaluate.batches, all_rounds) : all_rounds;
     data::Batches batches(
-        validation, [&](std::int64_t s) { return sequences[s]; }, data::batch_rules(deck));
+        validation, [&](std::int64_t s) { return s < count ? sequences[s] : Range{}; }, rules);
     LossSum sum;
+    Confusion confusion;
     double bytes = 0;
     for (std::int64_t round = 0; round < rounds; ++round) {
       StepInput input;
@@ -78,13 +108,23 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       const StepOutput output = engine.run(prepared, input, batches.current());
       if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
       sum.add(output.losses());
+      if (!output.confusion.empty()) confusion.add(output.confusion);
       if (engine.counts_targets()) bytes += bytes_of(batches.current(), text_bytes);
+    }
+    if (sum.targets == 0) {
+      throw DataError(
+          fmt::format("data.validation: {}: none of the targets that an evaluation reads of it "
+                      "counts, so there is no loss: leave it out, or give a larger "
+                      "evaluate.batches",
+                      deck.data.validation[set]));
     }
     all.add(sum);
     bytes = control.sum(bytes);
     evaluation.bytes += bytes;
-    evaluation.sequences += rounds * global;
-    evaluation.sets.push_back({{sum.mean(), sum.targets, bytes}, deck.data.validation[set]});
+    evaluation.confusion.add(confusion);
+    evaluation.sequences += std::min(rounds * global, count);
+    evaluation.sets.push_back(
+        {{sum.mean(), sum.targets, bytes, confusion}, deck.data.validation[set]});
   }
   evaluation.loss = all.mean();
   evaluation.targets = all.targets;
@@ -116,14 +156,16 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
       setup::evaluation_shape(deck.batch, setup::mesh_of(deck, control.size()).data);
   TrainedEngine trained(loaded, job, shape, weights);
   const TextBytes text_bytes = validation_bytes(deck, control);
-  if (text_bytes.empty()) remark(control, kNoTextBytes);
+  if (text_bytes.empty() && predicts_text(deck)) remark(control, kNoTextBytes);
   const auto result =
       evaluate(trained.engine(), control, deck, *validation, text_bytes, [] { return false; });
   if (control.rank() == 0) {
     fmt::print("evaluate {} | {} | {} | {:.1f} s\n", trained.name(), to_text(*result),
-               count_text(result->sequences, "sequence"), result->seconds);
-    for (std::size_t i = 0; result->sets.size() > 1 && i < result->sets.size(); ++i)
-      fmt::print("  {} | {}\n", printable(result->sets[i].path), to_text(result->sets[i]));
+               count_text(result->sequences, samples_word(*result)), result->seconds);
+    const auto labels = data::common_labels(loaded, nullptr, validation.get());
+    for (const std::string& line :
+         details(*result, labels ? labels->names : std::vector<std::string>()))
+      fmt::print("  {}\n", line);
   }
   trained.check_loss(result->loss);
 }

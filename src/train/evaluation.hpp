@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "io/token_files.hpp"
+#include "train/confusion.hpp"
 #include "train/execution/engine.hpp"
 
 namespace tessera::train {
@@ -15,6 +16,7 @@ struct TextLoss {
   double loss = 0;           // mean over the targets that count
   std::int64_t targets = 0;  // so many
   double bytes = 0;          // of text that they stand for; 0: not known, or none
+  Confusion confusion;       // where targets are classes of documents
 
   double perplexity() const { return std::exp(loss); }
   /// Nothing where the bytes are not known.
@@ -22,6 +24,11 @@ struct TextLoss {
 };
 /// For people.
 std::string to_text(const TextLoss& loss);
+
+/// Words for what an evaluation reads.
+inline const char* samples_word(const TextLoss& loss) {
+  return loss.confusion.classes() > 0 ? "document" : "sequence";
+}
 
 struct Evaluation : TextLoss {
   std::int64_t sequences = 0;
@@ -32,19 +39,26 @@ struct Evaluation : TextLoss {
   std::vector<Set> sets;
 };
 
+/// Lines below that of an evaluation: of each of several sets, and of classes, which have names.
+std::vector<std::string> details(const Evaluation& evaluation, std::span<const std::string> names);
+
 /// How many bytes of text each token stands for; empty where no tokenizer is known.
 using TextBytes = std::vector<std::int32_t>;
-/// Of the tokenizer of data.validation, or else of training data or the model. Collective.
+/// Of the tokenizer of data.validation, or else of training data or the model; of the task's that
+/// have no text to say it of, empty. Collective.
 TextBytes validation_bytes(const deck::Deck& deck, const comm::Control& control);
+/// Whether losses are of text, so that bits a byte mean something.
+bool predicts_text(const deck::Deck& deck);
 /// What people are told where there is none.
 inline constexpr const char* kNoTextBytes =
     "bits a byte are not known: no tokenizer.json is beside data.validation, data.train or the "
     "model (tessera tokenize puts it there)";
 
-/// Over the first evaluate.batches batches of each entry of `validation`, which holds at least one;
-/// `engine` has a plan of evaluation_shape. `text_bytes` is of validation_bytes(). Nothing if some
-/// rank's `stop` says, before a batch, to give it up.
-/// Collective. Throws DataError and IoError on every rank.
+/// Over the first evaluate.batches batches of each entry of `validation`, which holds at least one,
+/// or over all of them if that is 0; the last one of documents that are classified may be filled
+/// up; `engine` has a plan of evaluation_shape. `text_bytes` is of validation_bytes(). Nothing if
+/// some rank's `stop` says, before a batch, to give it up. Collective. Throws DataError and IoError
+/// on every rank.
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const TextBytes& text_bytes, const std::function<bool()>& stop);

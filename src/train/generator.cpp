@@ -61,16 +61,17 @@ View Generator::make(DType type, std::initializer_list<std::int64_t> extents) {
 }
 
 Generator::Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
-                     const ParameterSource& parameters)
+                     const ParameterSource& parameters, std::optional<std::int64_t> most)
     : config_(config),
+      context_(std::min(config.context, most.value_or(config.context))),
       device_(device),
       tier_(tier),
       descs_(model::model_units(config)),
       scratch_(tier) {
   for (const auto& desc : descs_) {
-    Unit unit{.layout = zero::unit_layout(desc, 1), .parameters = {}};
-    const View flat = make(DType::f32, {unit.layout.padded});
-    for (const auto& slice : zero::slices_in(desc, unit.layout, {0, unit.layout.padded})) {
+    const zero::UnitLayout layout = zero::unit_layout(desc, 1);
+    const View flat = make(DType::f32, {layout.padded});
+    for (const auto& slice : zero::slices_in(desc, layout, {0, layout.padded})) {
       const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
       const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
       const View part = flat.range(slice.flat, n);
@@ -79,74 +80,81 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
                    {reinterpret_cast<float*>(bytes.data()), static_cast<std::size_t>(n)});
       });
     }
-    unit.parameters = zero::parameter_views(desc, unit.layout, flat);
-    units_.push_back(std::move(unit));
+    units_.push_back({&desc, zero::parameter_views(desc, layout, flat)});
   }
   for (std::int64_t l = 0; l < config.layers; ++l) {
     const std::int64_t columns = config.kv_heads * config.head_dim;
-    caches_.push_back({.k = make(DType::f32, {1, config.context, columns}),
-                       .v = make(DType::f32, {1, config.context, columns})});
+    caches_.push_back({.k = make(DType::f32, {1, context_, columns}),
+                       .v = make(DType::f32, {1, context_, columns})});
   }
 }
 
-const Generator::Unit* Generator::find(model::UnitKind kind) const {
-  for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (descs_[u].kind == kind) return &units_[u];
+model::UnitContext Generator::context_of(std::int64_t tokens, std::byte* first) {
+  return {device_,
+          [this](model::Keep, std::int64_t bytes) { return scratch_.take(bytes); },
+          DType::f32,
+          {.batch = 1,
+           .sequence = tokens,
+           .tokens = View(first, DType::i32, {1, tokens}),
+           .targets = {},
+           .samples = {}}};
+}
+
+model::Carry Generator::through_layers(model::UnitContext& u,
+                                       std::span<const std::int32_t> tokens) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  TESSERA_CHECK(count > 0 && length_ + count <= context_, "{} tokens after {} of {}", count,
+                length_, context_);
+  tier_.write(u.micro_batch().tokens.data, std::as_bytes(tokens));
+  model::Carry carry;
+  model::EmbedSaved saved;
+  model::embed_forward(u, config_, model::embed_weights(units_), length_, saved, carry);
+  std::size_t layer = 0;
+  for (const model::UnitViews& unit : units_) {
+    if (unit.unit->kind != model::UnitKind::block) continue;
+    u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
+    model::KvCache& cache = caches_[layer++];
+    model::Carry next;
+    model::block_generate(u, config_, model::block_weights(std::span(&unit, 1)), carry, cache,
+                          next);
+    cache.length += count;
+    carry = next;
   }
-  return nullptr;
+  length_ += count;
+  return carry;
+}
+
+std::span<const float> Generator::read(const View& logits) {
+  logits_.resize(static_cast<std::size_t>(config_.outputs()));
+  tier_.read(logits.data, std::as_writable_bytes(std::span(logits_)));
+  return logits_;
 }
 
 std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  TESSERA_CHECK(count > 0 && length_ + count <= config_.context, "{} tokens after {} of {}", count,
-                length_, config_.context);
   scratch_.reset();
   std::byte* ids = scratch_.take(static_cast<std::int64_t>(tokens.size_bytes()));
-  tier_.write(ids, std::as_bytes(tokens));
-  const auto context_of = [&](std::int64_t sequence, std::byte* first) {
-    return model::UnitContext(
-        device_, [this](model::Keep, std::int64_t bytes) { return scratch_.take(bytes); },
-        DType::f32,
-        {.batch = 1,
-         .sequence = sequence,
-         .tokens = View(first, DType::i32, {1, sequence}),
-         .targets = {},
-         .samples = {}});
-  };
   model::UnitContext u = context_of(count, ids);
-  const Unit* positions = find(model::UnitKind::positions);
-  const auto& token_table = find(model::UnitKind::vocabulary)->parameters[0];
-  model::Carry carry;
-  model::embed_forward(u, config_, token_table,
-                       positions != nullptr ? positions->parameters[0][0] : View{}, length_, carry);
-  std::size_t layer = 0;
-  for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (descs_[i].kind != model::UnitKind::block) continue;
-    u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
-    model::KvCache& cache = caches_[layer++];
-    model::Carry next;
-    const std::array units{model::UnitViews{&descs_[i], units_[i].parameters}};
-    model::block_generate(u, config_, model::block_weights(units), carry, cache, next);
-    cache.length += count;
-    carry = next;
-  }
+  const model::Carry carry = through_layers(u, tokens);
   // Only the last token's logits are asked for.
   model::UnitContext last = context_of(1, ids + (count - 1) * size_of(DType::i32));
   const auto last_row = [&](const View& v) {
     return v ? v.row_range(count - 1, 1).reshaped({1, 1, config_.hidden}) : View{};
   };
-  const auto& norm = find(model::UnitKind::final_norm)->parameters;
-  const Unit* untied = find(model::UnitKind::head);
-  const View logits =
-      model::head_logits(last, config_,
-                         {.norm_w = norm[0][0],
-                          .norm_b = norm.size() > 1 ? norm[1][0] : View{},
-                          .matrix = untied != nullptr ? untied->parameters[0] : token_table},
-                         {.resid = last_row(carry.resid), .pending = last_row(carry.pending)});
-  logits_.resize(static_cast<std::size_t>(config_.vocab));
-  tier_.read(logits.data, std::as_writable_bytes(std::span(logits_)));
-  length_ += count;
-  return logits_;
+  return read(
+      model::head_logits(last, config_, model::head_weights(units_),
+                         {.resid = last_row(carry.resid), .pending = last_row(carry.pending)}));
+}
+
+std::span<const float> Generator::classify(std::span<const std::int32_t> tokens) {
+  TESSERA_CHECK(config_.head.pooling != Pooling::none, "each token has an output");
+  length_ = 0;
+  for (model::KvCache& cache : caches_) cache.length = 0;
+  scratch_.reset();
+  model::UnitContext u =
+      context_of(std::ssize(tokens), scratch_.take(static_cast<std::int64_t>(tokens.size_bytes())));
+  const model::Carry carry = through_layers(u, tokens);
+  return read(model::head_logits(u, config_, model::head_weights(units_), carry));
 }
 
 }  // namespace tessera::train

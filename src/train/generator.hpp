@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,29 +31,34 @@ std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rul
 
 class Generator {
  public:
-  /// Holds the whole model in f32, in the memory that the device computes in.
+  /// Holds the whole model in f32, in the memory that the device computes in, and keys and values
+  /// of the model's context, or of `most` tokens if that is less.
   Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
-            const ParameterSource& parameters);
+            const ParameterSource& parameters, std::optional<std::int64_t> most = std::nullopt);
 
-  std::int64_t context() const { return config_.context; }
+  /// Tokens that it can see.
+  std::int64_t context() const { return context_; }
   /// Tokens seen so far.
   std::int64_t length() const { return length_; }
   /// Appends tokens (at most context() in all) and returns the logits (vocab) after the last one.
   std::span<const float> advance(std::span<const std::int32_t> tokens);
+  /// Forgets what it has seen; returns the logits of a sample whose outputs are pooled.
+  std::span<const float> classify(std::span<const std::int32_t> tokens);
 
  private:
-  struct Unit {
-    zero::UnitLayout layout;
-    model::ParameterViews parameters;
-  };
   View make(DType type, std::initializer_list<std::int64_t> extents);
-  const Unit* find(model::UnitKind kind) const;
+  /// So many tokens, the first of them at `first`.
+  model::UnitContext context_of(std::int64_t tokens, std::byte* first);
+  /// From tokens, which are appended to those seen, to what the head reads of all of them.
+  model::Carry through_layers(model::UnitContext& u, std::span<const std::int32_t> tokens);
+  std::span<const float> read(const View& logits);
 
   model::ModelConfig config_;
+  std::int64_t context_;
   kernels::Device& device_;
   memory::Tier& tier_;
   std::vector<model::UnitDesc> descs_;
-  std::vector<Unit> units_;
+  std::vector<model::UnitViews> units_;
   std::vector<model::KvCache> caches_;
   std::int64_t length_ = 0;
   std::vector<float> logits_;

@@ -37,7 +37,9 @@ void Run::open_data() {
   validation = data::open_validation(loaded, control);
   if (validation) validation_bytes = train::validation_bytes(deck, control);
   control.together([&] {
-    if (control.rank() == 0) data_files = io::identify(*corpus);
+    if (control.rank() != 0) return;
+    data_files = io::identify(*corpus);
+    labels = data::common_labels(loaded, corpus.get(), validation.get());
   });
   course.set_data(data::epoch_samples(*corpus, deck));
 }

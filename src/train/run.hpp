@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/corpora.hpp"
+#include "data/labels.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "train/course.hpp"
 #include "train/evaluation.hpp"
@@ -48,6 +49,7 @@ struct Run {
   std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
   TextBytes validation_bytes;                           // where there is validation data
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
+  std::optional<io::LabelNames> labels;                 // of classified documents, on rank 0
   Course course;
   std::string traffic;   // how what the deck left open was settled, for people
   double gemm_rate = 0;  // of a rank in flop/s, where settling it took measuring; 0: not known

@@ -43,7 +43,7 @@ void Trainer::start() {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
   batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck),
-                   data::batch_rules(deck));
+                   data::batch_rules(deck, *run_.corpus));
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
   report_.start();
@@ -62,6 +62,7 @@ void Trainer::start() {
                    to_text(run_.plan_of(1).plan(), run_.engine->inputs()));
     if (tokenizer)  // for generate and export
       io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
+    if (run_.labels) io::write_label_names(run_.directory / "labels.json", *run_.labels);
   });
 }
 
@@ -166,7 +167,7 @@ double Trainer::learning_rate() const {
   return course.lr(course.progress.applied + 1, step) * scale;
 }
 
-StepInput Trainer::step_input(double lr) const {
+StepInput Trainer::step_input(const plan::Plan& plan, double lr) const {
   const Course& course = run_.course;
   const std::int64_t update = course.progress.applied + 1;
   StepInput input;
@@ -174,7 +175,7 @@ StepInput Trainer::step_input(double lr) const {
     input[which] = static_cast<float>(value);
   };
   set(kernels::StepScalar::loss_gradient,
-      course.scaler.scale() / course.tokens(course.progress.step + 1));
+      course.scaler.scale() / static_cast<double>(plan::targets_of(plan)));
   set(kernels::StepScalar::unscale, 1.0 / course.scaler.scale());
   set(kernels::StepScalar::lr, lr);
   run_.engine->inputs().optimizer.set_scalars(input.scalars, update);
@@ -217,7 +218,7 @@ StepResult Trainer::run_step() {
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
   const double lr = learning_rate();
-  StepInput input = step_input(lr);
+  StepInput input = step_input(prepared.plan(), lr);
   input.set(StepFlag::saved, saves_->phase_done());
   input.set(StepFlag::stop, stop_reason_.has_value());
   input.set(StepFlag::no_tokens, unreadable != nullptr);
@@ -237,7 +238,7 @@ StepResult Trainer::run_step() {
     });
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
-  return finish_step(prepared.plan().shape, output, input, lr, times);
+  return finish_step(prepared.plan(), output, input, lr, times);
 }
 
 /// A step takes from the end of the one before to its own end, so that nothing is left out but
@@ -251,11 +252,11 @@ void Trainer::measure_to_end(StepTimes& times) {
   times.total += times.between;
 }
 
-StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& output,
+StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output,
                                 const StepInput& input, double lr, const StepTimes& times) {
   Course& course = run_.course;
   const auto targets = static_cast<double>(output.targets());
-  const double all_targets = course.tokens(course.progress.step + 1);
+  const auto all_targets = static_cast<double>(plan::targets_of(plan));
   std::vector<LossSum> tallies;
   for (std::int64_t i = 0; i < output.tallies; ++i) tallies.push_back(output.losses_of(i));
   const StepResult result{.loss = output.losses().mean(),
@@ -267,7 +268,7 @@ StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& 
                           .applied = output.applied,
                           .times = times,
                           .input = input,
-                          .shape = shape};
+                          .shape = plan.shape};
   course.count_step(result.applied);
   stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
   if (saves_->active() && output.count(plan::StepFlag::saved) == run_.control.size())

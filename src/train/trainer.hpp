@@ -37,11 +37,11 @@ class Trainer {
   ExitCode stop_on_request();
   StepResult run_step();
   double learning_rate() const;
-  StepInput step_input(double lr) const;
+  StepInput step_input(const plan::Plan& plan, double lr) const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
   void measure_to_end(StepTimes& times);
-  StepResult finish_step(const plan::PlanShape& shape, const StepOutput& output,
-                         const StepInput& input, double lr, const StepTimes& times);
+  StepResult finish_step(const plan::Plan& plan, const StepOutput& output, const StepInput& input,
+                         double lr, const StepTimes& times);
   void after_step(const StepResult& result);
   void evaluate_if_due();
   io::CheckpointHeader header() const;

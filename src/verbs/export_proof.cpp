@@ -26,16 +26,15 @@ std::vector<std::int32_t> tokens_of(const deck::ModelSection& model) {
 }
 
 /// The logits after each of the tokens.
-std::vector<float> logits_of(const deck::ModelSection& model,
-                             const train::ParameterSource& source) {
+std::vector<float> logits_of(const ModelSource& of, const train::ParameterSource& parameters) {
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
   setup::use_threads(threads);
   const auto backend =
       backend::make_backend({.kind = deck::Backend::cpu, .threads = threads}, nullptr);
-  train::Generator generator(setup::model_config(model), *backend.device, *backend.device_tier,
-                             source);
+  train::Generator generator(setup::model_config(of.model, of.task), *backend.device,
+                             *backend.device_tier, parameters, kTokens);
   std::vector<float> all;
-  for (const std::int32_t token : tokens_of(model)) {
+  for (const std::int32_t token : tokens_of(of.model)) {
     const auto logits = generator.advance(std::span(&token, 1));
     all.insert(all.end(), logits.begin(), logits.end());
   }
@@ -67,8 +66,8 @@ std::string prove_export(const ModelSource& source, const std::filesystem::path&
                          DType type) {
   const io::HfArchitecture architecture = hf_architecture(source.model);
   const ModelSource back = open_model(exported, std::nullopt);
-  const auto read = logits_of(back.model, back.parameters);
-  const auto expected = logits_of(source.model, as_stored(source.parameters, architecture, type));
+  const auto read = logits_of(back, back.parameters);
+  const auto expected = logits_of(source, as_stored(source.parameters, architecture, type));
   if (read.size() != expected.size() ||
       std::memcmp(read.data(), expected.data(), read.size() * sizeof(float)) != 0) {
     throw DataError(fmt::format(
@@ -77,7 +76,7 @@ std::string prove_export(const ModelSource& source, const std::filesystem::path&
         exported.string(), source.name,
         read.size() == expected.size() ? largest_difference(read, expected) : 0.0));
   }
-  const auto as_they_are = logits_of(source.model, source.parameters);
+  const auto as_they_are = logits_of(source, source.parameters);
   return fmt::format(
       "proof     read back, {} give the same logits to the bit ({:.3g} from those of "
       "unrounded weights)",

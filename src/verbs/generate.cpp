@@ -33,30 +33,6 @@ struct GenerateOptions {
   std::string weights;
 };
 
-io::Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
-  std::optional<io::Tokenizer> own;
-  if (source.tokenizer) own = io::open_kept_tokenizer(*source.tokenizer);
-  if (o.tokenizer.empty()) {
-    if (own) return *std::move(own);
-    if (source.model.vocab == 256) return io::Tokenizer::bytes();
-    throw DeckError(
-        fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
-                    source.name));
-  }
-  io::Tokenizer given =
-      o.tokenizer == "bytes" ? io::Tokenizer::bytes() : io::open_kept_tokenizer(o.tokenizer);
-  if (!own || o.accept_tokenizer) return given;
-  if (const std::string difference = own->difference(given); !difference.empty()) {
-    throw DataError(
-        fmt::format("{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. "
-                    "Leave it out, "
-                    "or add --accept-tokenizer",
-                    source.name, source.tokenizer->string(), own->vocab(), o.tokenizer,
-                    given.vocab(), difference));
-  }
-  return given;
-}
-
 /// The text of a token that the model drew. DataError where --tokenizer knows no such token, of a
 /// model that has no tokenizer of its own to compare with.
 std::string_view text_of(std::int32_t id, const GenerateOptions& o, const ModelSource& source,
@@ -112,19 +88,22 @@ ExitCode run(const GenerateOptions& o) {
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
+  if (source.task.kind == deck::TaskKind::classify) {
+    throw DeckError(fmt::format(
+        "{}: it says which class a document is of: tessera classify asks it", source.name));
+  }
   if (source.model.attention != AttentionMask::causal) {
     throw DeckError(fmt::format(
         "{}: its attention is {}: it was trained to fill in masked tokens, not to continue a text",
         source.name, enum_word(source.model.attention)));
   }
-  io::Tokenizer tokenizer = choose_tokenizer(o, source);
-  check_tokenizer(tokenizer, source);
+  io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
   setup::use_threads(threads);
   const auto backend = backend::make_backend(
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
   std::optional<ProgressLine> progress(std::in_place, "loading", ProgressLine::Unit::bytes);
-  train::Generator generator(setup::model_config(source.model), *backend.device,
+  train::Generator generator(setup::model_config(source.model, source.task), *backend.device,
                              *backend.device_tier, tell_progress(source, *progress));
   progress.reset();
 

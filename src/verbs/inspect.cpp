@@ -27,8 +27,8 @@
 namespace tessera::verbs {
 namespace {
 
-std::string model_text(const deck::ModelSection& m) {
-  const auto units = model::model_units(setup::model_config(m));
+std::string model_text(const deck::ModelSection& m, const deck::TaskSection& task) {
+  const auto units = model::model_units(setup::model_config(m, task));
   return fmt::format("model      {}: {}, hidden {}, {}, vocabulary {}, context {}; {} parameters\n",
                      enum_word(m.family), count_text(m.layers, "layer"), m.hidden,
                      count_text(m.heads, "head"), m.vocab, m.context,
@@ -47,7 +47,7 @@ std::string deck_text(const std::string& toml, const std::string& name) {
   try {
     const deck::Deck d = deck::parse_deck(toml, name).deck;
     return fmt::format("{}deck       {}: {} of {} a step, {}, lr {}, {}; all of it in {}\n",
-                       model_text(d.model), printable(d.run.name),
+                       model_text(d.model, d.task), printable(d.run.name),
                        count_text(d.batch.global, "sequence"), d.batch.sequence,
                        enum_word(d.optimizer.name), d.optimizer.lr, enum_word(d.precision.compute),
                        io::kManifestFile);
@@ -78,7 +78,7 @@ std::string written_text(const std::filesystem::path& path, const io::Checkpoint
 ExitCode inspect_model(const std::filesystem::path& path) {
   const ModelSource source = open_model(path, std::nullopt);
   fmt::print("{}: a Hugging Face directory\n{}{}", printable(path.string()),
-             model_text(source.model), tokenizer_text(source.tokenizer));
+             model_text(source.model, source.task), tokenizer_text(source.tokenizer));
   return ExitCode::ok;
 }
 

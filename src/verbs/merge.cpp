@@ -28,6 +28,7 @@ struct MergeOptions {
 void check_alike(const ModelSource& first, const ModelSource& other) {
   deck::Deck a, b;
   a.model = first.model, b.model = other.model;
+  a.task = first.task, b.task = other.task;
   std::string differences;
   for (const auto& d : deck::compare_for_resume(a, b)) {
     if (d.rule == deck::OnResume::architecture)

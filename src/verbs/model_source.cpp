@@ -3,10 +3,12 @@
 #include <nlohmann/json.hpp>
 
 #include "core/regular_file.hpp"
+#include "data/labels.hpp"
 #include "data/tokenizers.hpp"
 #include "deck/load.hpp"
 #include "deck/schema.hpp"
 #include "io/finite.hpp"
+#include "io/tokenizer_files.hpp"
 #include "optim/optimizer.hpp"
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
@@ -69,6 +71,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
     };
     return {.deck = to_toml(deck),
             .model = deck.model,
+            .task = deck.task,
             .name = path.string(),
             .parameters = checked(read, finite_as, place_of),
             .tokenizer = data::tokenizer_of_directory(path)};
@@ -87,7 +90,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
   auto checkpoint = std::make_shared<io::Checkpoint>(io::Checkpoint::open(found->path));
   const std::string& text = checkpoint->header().deck;
   const deck::Deck deck = deck::parse_deck(text, found->path.string()).deck;
-  const auto units = model::model_units(setup::model_config(deck.model));
+  const auto units = model::model_units(setup::model_config(deck.model, deck.task));
   if (weights == optim::kEma && !train::has_state(*checkpoint, units, weights))
     throw train::no_averaged_weights(found->path);
   const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
@@ -98,13 +101,15 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
   };
   return {.deck = text,
           .model = deck.model,
+          .task = deck.task,
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
-          .tokenizer = data::tokenizer_of_checkpoint(found->path)};
+          .tokenizer = data::tokenizer_of_checkpoint(found->path),
+          .labels = data::labels_of_checkpoint(found->path)};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {
-  const auto units = model::model_units(setup::model_config(source.model));
+  const auto units = model::model_units(setup::model_config(source.model, source.task));
   const std::int64_t total = model::parameter_count(units) * size_of(DType::f32);
   return [read = source.parameters, &progress, total, done = std::int64_t{0}](
              const model::ParamDesc& p, Range range, std::span<float> out) mutable {
@@ -118,6 +123,32 @@ void check_tokenizer(const io::Tokenizer& tokenizer, const ModelSource& source) 
     throw DataError(fmt::format("the tokenizer has {} tokens, {} {}: it is another model's",
                                 tokenizer.vocab(), source.name, source.model.vocab));
   }
+}
+
+io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& given,
+                               bool accept_other) {
+  std::optional<io::Tokenizer> own;
+  if (source.tokenizer) own = io::open_kept_tokenizer(*source.tokenizer);
+  if (given.empty() && !own && source.model.vocab != 256) {
+    throw DeckError(
+        fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
+                    source.name));
+  }
+  const bool bytes = given == "bytes" || (given.empty() && !own);
+  io::Tokenizer tokenizer = bytes           ? io::Tokenizer::bytes()
+                            : given.empty() ? *std::move(own)
+                                            : io::open_kept_tokenizer(given);
+  if (own && !given.empty() && !accept_other) {
+    if (const std::string difference = own->difference(tokenizer); !difference.empty()) {
+      throw DataError(fmt::format(
+          "{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. "
+          "Leave it out, or add --accept-tokenizer",
+          source.name, source.tokenizer->string(), own->vocab(), given, tokenizer.vocab(),
+          difference));
+    }
+  }
+  check_tokenizer(tokenizer, source);
+  return tokenizer;
 }
 
 io::HfArchitecture hf_architecture(const deck::ModelSection& model) {

@@ -18,9 +18,11 @@ struct ModelSource {
   std::string deck;  // resolved TOML; of a Hugging Face directory: its [model] section and the
                      // least else that a deck needs
   deck::ModelSection model;
+  deck::TaskSection task;
   std::string name;  // for people
   train::ParameterSource parameters;
   std::optional<std::filesystem::path> tokenizer;  // its tokenizer.json, where it has one
+  std::optional<std::filesystem::path> labels;     // and the names of its classes
 };
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
@@ -36,6 +38,12 @@ train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& pr
 
 /// DataError for the tokenizer of another model: with more tokens.
 void check_tokenizer(const io::Tokenizer& tokenizer, const ModelSource& source);
+
+/// The tokenizer that a verb reads text for the model with: `given`, "bytes" or a tokenizer.json,
+/// or where that is empty the model's own. DeckError where none is known, DataError for one that
+/// differs from the model's own, unless that is accepted, and for one of another model.
+io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& given,
+                               bool accept_other);
 
 /// The checkpoint itself, or the newest of a run directory, held while it is read; nothing if
 /// `path` is neither.

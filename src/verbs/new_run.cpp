@@ -46,12 +46,16 @@ std::string deck_text(const fs::path& run_directory, const ModelSource& source,
       source.tokenizer ? in_shell(tokenizer_file(directory)) : "THE_MODELS_TOKENIZER.json",
       in_shell(deck_file(run_directory)), quoted(directory.filename()), quoted(directory));
   deck::Deck deck;
-  deck.model = source.model;
+  deck.model = source.model, deck.task = source.task;
+  std::string task;
   for (const deck::SchemaRow& row : deck::schema_rows()) {
     const deck::Value value = row.field.get(deck);
-    if (row.rules.on_resume == deck::OnResume::architecture && !value.unset())
-      text += fmt::format("{} = {}\n", row.key, deck::value_text(value));
+    const bool of_task = row.section == "task";
+    if (value.unset() || !(of_task || row.rules.on_resume == deck::OnResume::architecture))
+      continue;
+    (of_task ? task : text) += fmt::format("{} = {}\n", row.key, deck::value_text(value));
   }
+  if (source.task != deck::TaskSection{}) text += "\n[task]\n" + task;
   text +=
       "\n[data]\n# train = [\"PREFIX\"]\n\n[batch]\nglobal = 8\n\n[optimizer]\nlr = 1e-5\n"
       "\n[schedule]\nkind = \"cosine\"\nwarmup_steps = 50\n\n[checkpoint]\nevery = 200\n";
@@ -104,7 +108,7 @@ class Beginning {
 /// Writes the checkpoint of step 0; returns where it is.
 fs::path write_checkpoint(const fs::path& checkpoints, const ModelSource& source,
                           const std::string& verb, const std::string& origin) {
-  const auto units = model::model_units(setup::model_config(source.model));
+  const auto units = model::model_units(setup::model_config(source.model, source.task));
   std::vector<io::Piece> pieces;
   for (const auto& unit : units) {
     for (const auto& p : unit.params) {

@@ -34,6 +34,7 @@ Verb plan(CLI::App& app);
 Verb simulate(CLI::App& app);
 Verb tokenize(CLI::App& app);
 Verb generate(CLI::App& app);
+Verb classify(CLI::App& app);
 Verb inspect(CLI::App& app);
 Verb export_model(CLI::App& app);
 Verb bench(CLI::App& app);

@@ -93,7 +93,7 @@ class BadInput(RunTest):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
         verbs = {"train": [path], "evaluate": [path], "bench": ["gemm"],
                  "tokenize": [path, "--out", self.dir / "text"],
-                 "generate": [self.dir, "--prompt", "a"],
+                 "generate": [self.dir, "--prompt", "a"], "classify": [self.dir, self.dir],
                  "import": [self.dir, "--to", self.dir / "to"],
                  "merge": [self.dir, self.dir, "--to", self.dir / "to"],
                  "export": [self.dir, "--to", self.dir / "to"]}

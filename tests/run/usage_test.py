@@ -13,8 +13,9 @@ import unittest
 
 from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
 
-VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "inspect",
-         "import", "export", "merge", "bench", "report", "doctor", "explain", "help", "completion", "man")
+VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "classify",
+         "inspect", "import", "export", "merge", "bench", "report", "doctor", "explain", "help",
+         "completion", "man")
 
 
 class Usage(RunTest):

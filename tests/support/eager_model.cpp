@@ -59,8 +59,7 @@ struct EagerModel::Pass {
       begin += layout.padded;
       weights.push_back(zero::parameter_views(m.units_[i], layout, flat));
     }
-    const std::int64_t n = b.batch * b.sequence;
-    losses = memory.make(DType::f32, n);
+    losses = memory.make(DType::f32, std::ssize(b.targets));
     gradients = memory.make(DType::f32, begin);
     std::memset(gradients.data, 0, static_cast<std::size_t>(gradients.span_bytes()));
     begin = 0;
@@ -80,7 +79,7 @@ struct EagerModel::Pass {
         {.batch = tokens.batch,
          .sequence = tokens.sequence,
          .tokens = View(bytes(tokens.tokens), DType::i32, {tokens.batch, tokens.sequence}),
-         .targets = View(bytes(tokens.targets), DType::i32, {tokens.batch * tokens.sequence}),
+         .targets = View(bytes(tokens.targets), DType::i32, {std::ssize(tokens.targets)}),
          .samples = View(bytes(tokens.samples), DType::i64, {tokens.batch}),
          .documents = documents(),
          .positions = documents()});
@@ -98,24 +97,11 @@ struct EagerModel::Pass {
                 {tokens.batch, tokens.sequence, std::int64_t{2}});
   }
 
-  /// Parameters, or gradients, of the only unit of a kind; empty where the model has none.
-  static model::ParameterViews find(const EagerModel& m,
-                                    const std::vector<model::ParameterViews>& views,
-                                    UnitKind kind) {
-    for (std::size_t i = 0; i < m.units_.size(); ++i) {
-      if (m.units_[i].kind == kind) return views[i];
-    }
-    return {};
-  }
-  static View first(const model::ParameterViews& views) {
-    return views.empty() ? View{} : views[0][0];
-  }
-  model::HeadWeights head(const std::vector<model::ParameterViews>& views) const {
-    const auto norm = find(model, views, UnitKind::final_norm);
-    const UnitKind matrix = model.config_.tied_embeddings ? UnitKind::vocabulary : UnitKind::head;
-    return {.norm_w = norm[0][0],
-            .norm_b = norm.size() > 1 ? norm[1][0] : View{},
-            .matrix = find(model, views, matrix)[0]};
+  /// Parameters, or gradients, of all units.
+  std::vector<model::UnitViews> all(const std::vector<model::ParameterViews>& views) const {
+    std::vector<model::UnitViews> units;
+    for (std::size_t i = 0; i < views.size(); ++i) units.push_back({&model.units_[i], views[i]});
+    return units;
   }
 
   /// Parameters, or gradients, of the block that is unit `i`.
@@ -128,8 +114,7 @@ struct EagerModel::Pass {
   void forward() {
     const auto& c = model.config_;
     auto u = context(0);
-    model::embed_forward(u, c, find(model, weights, UnitKind::vocabulary)[0],
-                         first(find(model, weights, UnitKind::positions)), 0, carry);
+    model::embed_forward(u, c, model::embed_weights(all(weights)), 0, embedded, carry);
     for (std::size_t i = 0; i < model.units_.size(); ++i) {
       if (model.units_[i].kind != UnitKind::block) continue;
       auto b = context(saved.size() + 1);
@@ -145,8 +130,8 @@ struct EagerModel::Pass {
     const View factor = memory.make(DType::f32, 1);
     *factor.as<float>() = scale;
     auto h = context(saved.size() + 1);
-    View d = model::head_loss_backward(h, c, head(weights), carry, losses, factor, head(grads),
-                                       Write::overwrite);
+    View d = model::head_loss_backward(h, c, model::head_weights(all(weights)), carry, losses,
+                                       factor, model::head_weights(all(grads)), Write::overwrite);
     std::size_t layer = saved.size();
     for (std::size_t i = model.units_.size(); i-- > 0;) {
       if (model.units_[i].kind != UnitKind::block) continue;
@@ -155,8 +140,8 @@ struct EagerModel::Pass {
                                 Write::overwrite);
     }
     auto u = context(0);
-    model::embed_backward(u, c, d, find(model, grads, UnitKind::vocabulary)[0],
-                          first(find(model, grads, UnitKind::positions)),
+    model::embed_backward(u, c, model::embed_weights(all(weights)), embedded, d,
+                          model::embed_gradients(all(grads)),
                           c.tied_embeddings ? Write::add : Write::overwrite, Write::overwrite);
   }
 
@@ -169,6 +154,7 @@ struct EagerModel::Pass {
   Poisoned memory;
   std::vector<model::ParameterViews> weights, grads;  // of each unit
   View losses, gradients;
+  model::EmbedSaved embedded;
   std::vector<model::BlockSaved> saved;
   model::Carry carry;
 };
@@ -212,7 +198,8 @@ std::vector<float> EagerModel::losses(const TokenBatch& batch) {
   Pass pass(*this, batch);
   pass.forward();
   auto u = pass.context(pass.saved.size() + 1);
-  model::head_loss(u, config_, pass.head(pass.weights), pass.carry, pass.losses);
+  model::head_loss(u, config_, model::head_weights(pass.all(pass.weights)), pass.carry,
+                   pass.losses);
   return pass.loss_values();
 }
 
@@ -221,7 +208,12 @@ EagerModel::Gradients EagerModel::backward(const TokenBatch& batch, float scale)
   pass.forward();
   pass.backward(scale);
   const float* g = pass.gradients.as<float>();
-  return {.losses = pass.loss_values(), .flat = {g, g + pass.gradients.elements()}};
+  Gradients all{.losses = pass.loss_values(), .flat = {g, g + pass.gradients.elements()}};
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].traits.trained) all.trained.insert(all.trained.end(), g, g + layouts_[i].padded);
+    g += layouts_[i].padded;
+  }
+  return all;
 }
 
 }  // namespace tessera::test

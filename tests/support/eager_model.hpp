@@ -26,7 +26,8 @@ class EagerModel {
   std::vector<float> losses(const TokenBatch& batch);
   struct Gradients {
     std::vector<float> losses;
-    std::vector<float> flat;  // layout of `parameters`
+    std::vector<float> flat;     // layout of `parameters`
+    std::vector<float> trained;  // of it, what is of units that are not frozen
   };
   /// Losses and gradients of `scale` times the sum of the losses.
   Gradients backward(const TokenBatch& batch, float scale);

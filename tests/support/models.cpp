@@ -65,11 +65,37 @@ model::ModelConfig gemma2_like() {
   return c;
 }
 
+model::ModelConfig bert_like() {
+  model::ModelConfig c = gpt2_like();
+  c.attention = AttentionMask::bidirectional;
+  c.norm_placed = NormPlacement::sum;
+  c.embedding_norm = true;
+  c.activation = ActivationKind::gelu_erf;
+  c.head = {.hidden = c.hidden, .activation = ActivationKind::gelu_erf, .norm = true, .bias = true};
+  return c;
+}
+
+model::ModelConfig classifier_like() {
+  model::ModelConfig c = gpt2_like();
+  c.attention = AttentionMask::bidirectional;
+  c.position = PositionKind::sinusoidal;
+  c.norm_placed = NormPlacement::sum;
+  c.activation = ActivationKind::relu;
+  c.tied_embeddings = false;
+  c.head = {.pooling = Pooling::mean,
+            .labels = 5,
+            .hidden = 6,
+            .activation = ActivationKind::tanh,
+            .bias = true};
+  return c;
+}
+
 train::ParameterSource test_values(std::uint64_t seed) {
   return [seed](const model::ParamDesc& p, Range range, std::span<float> out) {
     const RandomKey key = random_key(seed, RandomPurpose::init, hash_text(p.name));
     const double mean = p.init == model::Init::ones ? 1 : 0;
     const double deviation = p.init == model::Init::normal ? 0.3 : 0.1;
+    if (p.init == model::Init::sinusoids) return train::initial_values(seed)(p, range, out);
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto element = static_cast<std::uint64_t>(range.begin) + i;
       out[i] = static_cast<float>(mean + deviation * random_normal(key, 0, element));
@@ -118,11 +144,17 @@ TokenBatch batch_of(const model::ModelConfig& config, std::int64_t first_sample,
           random_bits(key, static_cast<std::uint64_t>(g), static_cast<std::uint64_t>(t));
       return static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(config.vocab));
     };
+    const std::int64_t labels = config.head.labels, targets = config.targets_of(sequence);
     for (std::int64_t t = 0; t < sequence; ++t) {
       b.tokens.push_back(token(t));
+      if (t >= targets) continue;
+      const std::int32_t target = token(t + 1);
       const auto bits =
           random_bits(mask, static_cast<std::uint64_t>(g), static_cast<std::uint64_t>(t));
-      b.targets.push_back(!kind.masked || counts(g, t, bits) ? token(t + 1) : -1);
+      const bool counted = !kind.masked || counts(g, targets > 1 ? t : 1, bits);
+      b.targets.push_back(!counted     ? -1
+                          : labels > 0 ? static_cast<std::int32_t>(target % labels)
+                                       : target);
     }
     b.samples.push_back(g);
     if (kind.documents) add_documents(b, g);

@@ -24,13 +24,20 @@ model::ModelConfig gpt_neox_like();
 /// of logits, every other layer with a window (Gemma 2), which has a theta of its own (Gemma 3).
 model::ModelConfig gemma2_like();
 
+/// Norms of sums and of the embedding, attention of all tokens, and before the tied matrix a dense
+/// layer with a norm, and a bias behind it (BERT's masked language model).
+model::ModelConfig bert_like();
+/// Sinusoidal positions, norms of sums, ReLU; of a sample's mean a dense layer makes the logits of
+/// five classes (Vaswani et al. 2017's encoder as a classifier).
+model::ModelConfig classifier_like();
+
 /// Parameters away from symmetric points: no gain is exactly one, no bias zero, and weights large
 /// enough that every parameter's gradient stands out of rounding.
 train::ParameterSource test_values(std::uint64_t seed);
 
 struct TokenBatch {
   std::int64_t batch = 0, sequence = 0;
-  std::vector<std::int32_t> tokens, targets;  // (B T)
+  std::vector<std::int32_t> tokens, targets;  // (B T); of pooled outputs (B) targets
   std::vector<std::int64_t> samples;          // (B)
   std::vector<std::int32_t> documents;        // (B, T, 2), or empty
   /// How many targets count.

@@ -123,13 +123,12 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                         train::StepProfile* profile) {
   const auto& shape = plan_.shape;
   const std::int64_t ranks = inputs_.layout.mesh.data;
-  const auto tokens =
-      static_cast<double>(ranks * shape.micro_batches * shape.micro * shape.sequence);
+  const auto targets = static_cast<double>(plan::targets_of(plan_));
   train::StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
     input[which] = static_cast<float>(value);
   };
-  set(kernels::StepScalar::loss_gradient, numbers.loss_scale / tokens);
+  set(kernels::StepScalar::loss_gradient, numbers.loss_scale / targets);
   set(kernels::StepScalar::unscale, 1 / numbers.loss_scale);
   set(kernels::StepScalar::lr, numbers.lr);
   inputs_.optimizer.set_scalars(input.scalars, numbers.update);
@@ -171,8 +170,9 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   }
   return {.loss = output.sum(plan::WordLayout::loss),
           .norm = std::sqrt(output.sum(plan::WordLayout::norm)) / numbers.loss_scale *
-                  (tokens / static_cast<double>(output.targets())),
+                  (targets / static_cast<double>(output.targets())),
           .targets = output.words[plan::WordLayout::targets],
+          .confusion = output.confusion,
           .applied = output.applied,
           .gradients = device_->gradients};
 }

@@ -26,6 +26,7 @@ struct StepShown {
   double loss = 0;           // summed over all tokens and ranks
   double norm = 0;           // of the gradient of the mean loss, before clipping
   std::int64_t targets = 0;  // of all ranks that count
+  std::vector<std::int64_t> confusion;
   bool applied = false;
   std::vector<float> gradients;  // what this rank updates with, unit by unit; where the host
                                  // reaches the device's memory

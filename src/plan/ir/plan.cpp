@@ -6,7 +6,7 @@ namespace tessera::plan {
 
 std::int64_t targets_of(const Plan& plan) {
   const PlanShape& s = plan.shape;
-  return plan.group(MeshGroup::data).size * s.micro_batches * s.micro * s.sequence;
+  return plan.group(MeshGroup::data).size * s.micro_batches * plan.targets_of_micro_batch;
 }
 
 View tally_sums(const Plan& plan) {

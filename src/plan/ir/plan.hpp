@@ -129,7 +129,7 @@ enum class OpKind : std::uint8_t {
 struct LoadBatch {
   static constexpr const char* kName = "load_batch";
   View tokens;     // (B, T) i32
-  View targets;    // (B T) i32; -1 where none counts
+  View targets;    // (B T) i32, or (B) of pooled outputs; -1 where none counts
   View samples;    // (B) i64
   View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
   View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
@@ -224,12 +224,16 @@ struct Plan {
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
   std::int64_t alignment = kBufferAlignment;  // of buffers; the same in all plans of a run
+  std::int64_t targets_of_micro_batch = 0;    // whether they count or not
   Buffer& buffer(BufferId id) { return at(buffers, id); }
   const Buffer& buffer(BufferId id) const { return at(buffers, id); }
   const Op& op(OpId id) const { return at(ops, id); }
   std::int64_t arena(ArenaId id) const { return arena_bytes[id]; }
   /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;
+  /// (classes, classes) i64, counts of (target, prediction) over all ranks, of which each tensor
+  /// rank counts the same: of an evaluation whose outputs are classes.
+  View confusion;
   /// The scalars that updates read: those of their step, which may be the step before.
   View update_scalars;
 

@@ -2,6 +2,8 @@
 
 #include "plan/passes/pipeline.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 
 namespace tessera::plan {
@@ -15,8 +17,12 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
     }
     return found;
   };
+  const auto add = [&](Layer& layer, UnitKind kind) {
+    std::ranges::copy(find(kind), std::back_inserter(layer.units));
+  };
   Layer embed{LayerKind::embed, find(UnitKind::vocabulary)};
-  for (std::size_t u : find(UnitKind::positions)) embed.units.push_back(u);
+  add(embed, UnitKind::positions);
+  add(embed, UnitKind::embedding_norm);
   std::vector<Layer> layers{embed};
   for (std::size_t u : find(UnitKind::block)) {
     layers.push_back({LayerKind::block, {u}});
@@ -24,9 +30,9 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
       layers.back().units.push_back(t);
   }
   Layer head{LayerKind::head, find(UnitKind::final_norm)};
-  const auto untied = find(UnitKind::head);
-  for (std::size_t u : untied.empty() ? find(UnitKind::vocabulary) : untied)
-    head.units.push_back(u);
+  add(head, UnitKind::head_dense);
+  add(head, find(UnitKind::head).empty() ? UnitKind::vocabulary : UnitKind::head);
+  add(head, UnitKind::head_bias);
   layers.push_back(head);
   return layers;
 }
@@ -37,8 +43,13 @@ std::vector<double> layer_costs(const PlanInputs& in) {
   std::int64_t block = 0;
   for (const Layer& layer : model_layers(in.model.units)) {
     double flop = 0;
-    if (layer.kind == LayerKind::head)
-      flop = 2.0 * static_cast<double>(config.vocab * config.hidden);
+    if (layer.kind == LayerKind::head) {
+      const std::int64_t dense = config.head.hidden * config.hidden,
+                         outputs = config.outputs() * config.head_columns();
+      flop = 2.0 * static_cast<double>(dense + outputs) *
+             static_cast<double>(config.targets_of(config.context)) /
+             static_cast<double>(config.context);
+    }
     if (layer.kind == LayerKind::block) {
       const std::span units(&in.model.units[layer.units[0]], layer.units.size());
       flop = 2.0 * static_cast<double>(model::parameter_count(units)) +

@@ -66,11 +66,14 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
   if (plan.shape.purpose != PlanPurpose::evaluate) {
     const auto gradients = grad_reduce(plan, in, states, scheduled);
     optimizer_step(plan, in, states, gradients);
-  } else {
+    return std::move(scheduled.batches);
+  }
+  for (const View& words : {plan.words, plan.confusion}) {
+    if (!words) continue;
     plan.ops.push_back({.kind = OpKind::norm,
                         .stream = Stream::reduce,
                         .group = MeshGroup::world,
-                        .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
+                        .call = comm::CollectiveCall{comm::AllReduceWords{.words = words}},
                         .waits = {}});
   }
   return std::move(scheduled.batches);
@@ -89,6 +92,7 @@ Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlac
   if (is_too_long(in, shape)) throw too_long(shape);
   Plan plan;
   plan.shape = shape;
+  plan.targets_of_micro_batch = shape.micro * in.model.config.targets_of(shape.sequence);
   set_place(plan, in, place);
   const auto states = add_state(plan, in);
   std::vector<LoadBatch> batches;

@@ -73,11 +73,8 @@ class Recorder {
   };
   Flat weights() const { return {local_weights, in_.compute}; }
   Flat gradients() const { return {local_gradients, in_.accumulate}; }
-  model::ParameterViews parameters(std::size_t unit, const Flat& flat) const;
-  model::BlockWeights block_weights(const Flat& flat) const;
-  /// The chunks of the token matrix that units `first` to `last` have.
-  std::vector<View> token_matrix(std::size_t first, std::size_t last, const Flat& flat) const;
-  model::HeadWeights head_weights(const Flat& flat) const;
+  /// Of the layer's units.
+  std::vector<model::UnitViews> parameters(const Flat& flat) const;
 
   const RecordKey& key_;
   const RecordInputs& in_;
@@ -116,15 +113,17 @@ std::byte* Recorder::allocate(model::Keep keep, std::int64_t bytes) {
 }
 
 model::MicroBatch Recorder::micro_batch() const {
-  const std::int64_t b = in_.micro, t = in_.sequence;
+  const std::int64_t b = in_.micro, t = in_.sequence, classes = in_.config.head.labels;
   const View documents = local(Local::documents, DType::i32, {b, t, std::int64_t{2}});
   return {.batch = b,
           .sequence = t,
           .tokens = local(Local::tokens, DType::i32, {b, t}),
-          .targets = local(Local::targets, DType::i32, {b * t}),
+          .targets = local(Local::targets, DType::i32, {b * in_.config.targets_of(t)}),
           .samples = local(Local::samples, DType::i64, {b}),
           .documents = in_.documents.separate ? documents : View{},
-          .positions = in_.documents.positions ? documents : View{}};
+          .positions = in_.documents.positions ? documents : View{},
+          .confusion =
+              in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
 }
 
 model::TensorRegion Recorder::tensor_region() {
@@ -133,51 +132,29 @@ model::TensorRegion Recorder::tensor_region() {
   return region;
 }
 
-model::ParameterViews Recorder::parameters(std::size_t unit, const Flat& flat) const {
-  const View all(symbolic(flat.of(unit)), flat.type, {in_.layouts[unit]->padded});
-  return zero::parameter_views(*in_.units[unit], *in_.layouts[unit], all);
-}
-
-model::BlockWeights Recorder::block_weights(const Flat& flat) const {
-  std::vector<model::UnitViews> units;
-  for (std::size_t i = 0; i < in_.units.size(); ++i)
-    units.push_back({in_.units[i], parameters(i, flat)});
-  return model::block_weights(units);
-}
-
-std::vector<View> Recorder::token_matrix(std::size_t first, std::size_t last,
-                                         const Flat& flat) const {
-  std::vector<View> chunks;
-  for (std::size_t i = first; i < last; ++i) {
-    const auto of_unit = parameters(i, flat)[0];
-    chunks.insert(chunks.end(), of_unit.begin(), of_unit.end());
+std::vector<model::UnitViews> Recorder::parameters(const Flat& flat) const {
+  std::vector<model::UnitViews> views;
+  for (std::size_t i = 0; i < in_.units.size(); ++i) {
+    const View all(symbolic(flat.of(i)), flat.type, {in_.layouts[i]->padded});
+    views.push_back({in_.units[i], zero::parameter_views(*in_.units[i], *in_.layouts[i], all)});
   }
-  return chunks;
-}
-
-model::HeadWeights Recorder::head_weights(const Flat& flat) const {
-  const auto norm = parameters(0, flat);
-  return {.norm_w = norm[0][0],
-          .norm_b = norm.size() > 1 ? norm[1][0] : View{},
-          .matrix = token_matrix(1, in_.units.size(), flat)};
+  return views;
 }
 
 void Recorder::embed() {
-  const bool positions = in_.units.back()->kind == model::UnitKind::positions;
-  const std::size_t matrices = in_.units.size() - (positions ? 1 : 0);
-  const auto table = [&](const Flat& flat) {
-    return positions ? parameters(matrices, flat)[0][0] : View{};
-  };
-  model::embed_forward(u_, in_.config, token_matrix(0, matrices, weights()), table(weights()), 0,
-                       recording_.out);
+  const auto weights = model::embed_weights(parameters(this->weights()));
+  model::EmbedSaved saved;
+  model::embed_forward(u_, in_.config, weights, 0, saved, recording_.out);
   if (!key_.training) return;
   turn();
-  model::embed_backward(u_, in_.config, d_, token_matrix(0, matrices, gradients()),
-                        table(gradients()), key_.token_write, key_.write);
+  model::embed_backward(u_, in_.config, weights, saved, d_,
+                        model::embed_gradients(parameters(gradients())), key_.token_write,
+                        key_.write);
 }
 
 void Recorder::block() {
-  const auto weights = block_weights(this->weights()), grads = block_weights(gradients());
+  const auto weights = model::block_weights(parameters(this->weights())),
+             grads = model::block_weights(parameters(gradients()));
   model::BlockSaved saved;
   model::block_forward(u_, in_.config, weights, carry_, saved, recording_.out);
   if (!key_.training) return;
@@ -191,12 +168,13 @@ void Recorder::handover() {
 
 /// The loss's backward runs in the head's forward.
 void Recorder::head() {
-  const auto weights = head_weights(this->weights());
-  const View losses = local(Local::losses, DType::f32, {in_.micro * in_.sequence});
+  const auto weights = model::head_weights(parameters(this->weights()));
+  const View losses = local(Local::losses, DType::f32, {u_.micro_batch().targets.elements()});
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);
   const View scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
-  recording_.d_out = model::head_loss_backward(u_, in_.config, weights, carry_, losses, scale,
-                                               head_weights(gradients()), key_.write);
+  recording_.d_out =
+      model::head_loss_backward(u_, in_.config, weights, carry_, losses, scale,
+                                model::head_weights(parameters(gradients())), key_.write);
 }
 
 Recording Recorder::run() {

@@ -24,6 +24,7 @@ enum class Local : BufferId {
   documents,
   losses,
   scalars,
+  confusion,
   first_unit
 };
 /// The flat buffers of the layer's units.
@@ -86,6 +87,7 @@ struct RecordInputs {
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // UnitContext::logit_rows
   kernels::LossTerms loss_terms;
+  bool confusion = false;                     // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;                 // without run
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;

@@ -46,6 +46,7 @@ class Scheduler {
     for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
     add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
     if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
+    if (plan_.confusion) add(OpKind::kernel, kernels::Fill{.out = plan_.confusion});
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
@@ -212,7 +213,8 @@ class Scheduler {
   }
 
   void add_batch(std::int64_t k) {
-    const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence;
+    const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence,
+                       targets = b * in_.model.config.targets_of(t);
     const bool with_documents = in_.documents.separate || in_.documents.positions;
     const auto make = [&](const char* name, DType type, std::int64_t n) {
       return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
@@ -221,13 +223,13 @@ class Scheduler {
     };
     out_.batches.push_back(
         {.tokens = make("tokens", DType::i32, b * t),
-         .targets = make("targets", DType::i32, b * t),
+         .targets = make("targets", DType::i32, targets),
          .samples = make("samples", DType::i64, b),
          .documents = with_documents ? make("documents", DType::i32, 2 * b * t) : View{},
          .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{}});
     const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
-                                       BufferPurpose::activations, b * t * 4);
-    all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
+                                       BufferPurpose::activations, targets * 4);
+    all_losses_.push_back(buffer_view(losses, DType::f32, targets));
   }
 
   /// Whether every micro-batch has gradient buffers of its own for a unit, which are summed over
@@ -267,6 +269,7 @@ class Scheduler {
                           .documents = in_.documents,
                           .logit_rows = in_.logit_rows,
                           .loss_terms = in_.loss_terms,
+                          .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
                           .units = {},
                           .layouts = {}};
@@ -320,7 +323,7 @@ class Scheduler {
               : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
       if (training_ && state.trained) {
         v.bound[local_gradients(i)] =
-            gradient_of(l.units[i], separate && is_head && i > 0, writes.gradients);
+            gradient_of(l.units[i], separate && is_head && is_tied(l.units[i]), writes.gradients);
       }
     }
     writes.tokens = writes.gradients;
@@ -352,6 +355,11 @@ class Scheduler {
                            .accumulators = tally_sums(plan_)});
   }
 
+  /// Whether the embedding and the head use the unit, if matrices are tied.
+  bool is_tied(std::size_t unit) const {
+    return in_.model.units[unit].kind == model::UnitKind::vocabulary;
+  }
+
   View backward(std::size_t layer, Visit& v, const View& d, Part part) {
     bind(v, Local::d, d);
     issue(v, v.recording->backward, layer, part, v.recording->replayed);
@@ -370,6 +378,7 @@ class Scheduler {
     bind(v, Local::documents, batch_.documents);
     bind(v, Local::losses, losses_);
     bind(v, Local::scalars, plan_.scalars);
+    bind(v, Local::confusion, plan_.confusion);
   }
   static void bind(Visit& v, Local id, const View& view) {
     if (view) v.bound[static_cast<BufferId>(id)] = view;

@@ -225,6 +225,12 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
   output.tallies = plan.shape.tallies;
   output.words.resize(static_cast<std::size_t>(plan.words.elements()));
   tier_.read(bound.real(plan.words).data, std::as_writable_bytes(std::span(output.words)));
+  if (plan.confusion) {
+    output.confusion.resize(static_cast<std::size_t>(plan.confusion.elements()));
+    tier_.read(bound.real(plan.confusion).data,
+               std::as_writable_bytes(std::span(output.confusion)));
+    for (std::int64_t& count : output.confusion) count /= plan.group(MeshGroup::tensor).size;
+  }
   std::array<float, static_cast<std::size_t>(kernels::VerdictField::count)> verdict{};
   tier_.read(bound.real(plan.verdict).data, std::as_writable_bytes(std::span(verdict)));
   output.applied = verdict[static_cast<std::size_t>(kernels::VerdictField::apply)] != 0;

@@ -82,9 +82,10 @@ struct StepInput {
 };
 struct StepOutput {
   StepTimes times;
-  std::vector<std::int64_t> words;  // summed over all ranks
-  std::int64_t tallies = 0;         // that the step has
-  bool applied = false;             // the verdict, of training
+  std::vector<std::int64_t> words;      // summed over all ranks
+  std::int64_t tallies = 0;             // that the step has
+  std::vector<std::int64_t> confusion;  // row by row, each document once
+  bool applied = false;                 // the verdict, of training
 
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));

@@ -209,7 +209,7 @@ void Report::say_notes() const {
         "profile   of steps {} to {} in {}: tessera plan --profile {} draws it", steps->front(),
         steps->back(), (run_.directory / "profile").string(), pasted(run_.directory)));
   }
-  if (run_.validation && run_.validation_bytes.empty())
+  if (run_.validation && run_.validation_bytes.empty() && predicts_text(run_.deck))
     run_.log.say(fmt::format("note      {}", kNoTextBytes));
   if (run_.deck.guard.check_replicas > 0 && !keeps_copies(in)) {
     run_.log.say(
@@ -414,35 +414,68 @@ void Report::step_line(const StepResult& r) const {
   if (!corpora.empty()) run_.log.say(" " + corpora);
 }
 
+namespace {
+
+/// null where documents were classified: it is of text.
+nlohmann::json perplexity_json(const TextLoss& loss) {
+  return loss.confusion.classes() > 0 ? nlohmann::json() : nlohmann::json(loss.perplexity());
+}
+nlohmann::json bits_json(const TextLoss& loss) {
+  const auto bits = loss.bits_per_byte();
+  return bits ? nlohmann::json(*bits) : nlohmann::json();
+}
+
+/// null where nothing was classified.
+nlohmann::json accuracy_json(const Confusion& c) {
+  return c.classes() > 0 ? nlohmann::json(c.accuracy()) : nlohmann::json();
+}
+nlohmann::json f1_json(const Confusion& c) {
+  return c.classes() > 0 ? nlohmann::json(c.f1()) : nlohmann::json();
+}
+nlohmann::json counts_json(const Confusion& c) {
+  nlohmann::json rows;
+  for (std::int64_t label = 0; label < c.classes(); ++label) {
+    nlohmann::json& row = rows.emplace_back();
+    for (std::int64_t p = 0; p < c.classes(); ++p) row.push_back(c.count(label, p));
+  }
+  return rows;
+}
+
+nlohmann::json set_json(const Evaluation::Set& set) {
+  return {{"data", set.path},
+          {"loss", set.loss},
+          {"perplexity", perplexity_json(set)},
+          {"bits_per_byte", bits_json(set)},
+          {"accuracy", accuracy_json(set.confusion)},
+          {"f1", f1_json(set.confusion)},
+          {"confusion", counts_json(set.confusion)},
+          {"targets", set.targets}};
+}
+
+}  // namespace
+
 void Report::evaluated(const Evaluation& evaluation) {
   const std::int64_t step = run_.course.progress.step;
-  const auto bits_json = [](const TextLoss& loss) {
-    const auto bits = loss.bits_per_byte();
-    return bits ? nlohmann::json(*bits) : nlohmann::json();
-  };
   nlohmann::json sets = nlohmann::json::array();
-  for (const auto& set : evaluation.sets) {
-    sets.push_back({{"data", set.path},
-                    {"loss", set.loss},
-                    {"perplexity", set.perplexity()},
-                    {"bits_per_byte", bits_json(set)},
-                    {"targets", set.targets}});
-  }
-  run_.log.record(fmt::format("evaluate at step {} | {} | {} | {:.1f} s", step, to_text(evaluation),
-                              count_text(evaluation.sequences, "sequence"), evaluation.seconds),
-                  {{"event", "evaluate"},
-                   {"step", step},
-                   {"loss", evaluation.loss},
-                   {"perplexity", evaluation.perplexity()},
-                   {"bits_per_byte", bits_json(evaluation)},
-                   {"sequences", evaluation.sequences},
-                   {"targets", evaluation.targets},
-                   {"sets", sets},
-                   {"ms", evaluation.seconds * 1e3}});
-  for (std::size_t i = 0; evaluation.sets.size() > 1 && i < evaluation.sets.size(); ++i) {
-    const auto& set = evaluation.sets[i];
-    run_.log.say(fmt::format("  {} | {}", printable(set.path), to_text(set)));
-  }
+  for (const auto& set : evaluation.sets) sets.push_back(set_json(set));
+  run_.log.record(
+      fmt::format("evaluate at step {} | {} | {} | {:.1f} s", step, to_text(evaluation),
+                  count_text(evaluation.sequences, samples_word(evaluation)), evaluation.seconds),
+      {{"event", "evaluate"},
+       {"step", step},
+       {"loss", evaluation.loss},
+       {"perplexity", perplexity_json(evaluation)},
+       {"bits_per_byte", bits_json(evaluation)},
+       {"accuracy", accuracy_json(evaluation.confusion)},
+       {"f1", f1_json(evaluation.confusion)},
+       {"confusion", counts_json(evaluation.confusion)},
+       {"sequences", evaluation.sequences},
+       {"targets", evaluation.targets},
+       {"sets", sets},
+       {"ms", evaluation.seconds * 1e3}});
+  for (const std::string& line :
+       details(evaluation, run_.labels ? run_.labels->names : std::vector<std::string>()))
+    run_.log.say("  " + line);
 }
 
 void Report::end(std::string_view reason, double waited_for_saves) const {

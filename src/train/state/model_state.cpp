@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "core/hash.hpp"
 #include "core/random.hpp"
@@ -50,8 +51,21 @@ void convert(std::span<const std::byte> in, DType from, DType to, std::byte* out
 
 }  // namespace
 
+/// Elements of a table of positions with so many columns (model::Init::sinusoids).
+static void fill_sinusoids(std::int64_t columns, Range range, std::span<float> out) {
+  for (std::int64_t i = range.begin; i < range.end; ++i) {
+    const std::int64_t column = i % columns;
+    const double angle =
+        static_cast<double>(i / columns) *
+        std::pow(10000.0, -static_cast<double>(column / 2 * 2) / static_cast<double>(columns));
+    out[static_cast<std::size_t>(i - range.begin)] =
+        static_cast<float>(column % 2 == 0 ? std::sin(angle) : std::cos(angle));
+  }
+}
+
 ParameterSource initial_values(std::uint64_t seed) {
   return [seed](const model::ParamDesc& p, Range range, std::span<float> out) {
+    if (p.init == model::Init::sinusoids) return fill_sinusoids(p.shape[1], range, out);
     if (p.init != model::Init::normal) {
       std::fill(out.begin(), out.end(), p.init == model::Init::ones ? 1.0F : 0.0F);
       return;

@@ -5,6 +5,7 @@
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
+#include "data/labels.hpp"
 #include "data/tokenizers.hpp"
 #include "io/file.hpp"
 #include "io/hugging_face.hpp"
@@ -29,27 +30,40 @@ bool reachable(const std::string& entry) {
   return fs::exists(directory_of(entry), hidden);
 }
 
-std::string corpus_text(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
-  if (key.entries.empty()) return "";
+/// A key's files, and what `check` says of them.
+struct Seen {
+  std::unique_ptr<io::TokenCorpus> corpus;  // nullptr if they are elsewhere, or none are named
+  std::string text;
+};
+
+Seen corpus_of(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
+  if (key.entries.empty()) return {};
   const auto beyond = std::ranges::find_if_not(key.entries, reachable);
   if (beyond != key.entries.end()) {
     const fs::path directory = directory_of(*beyond);
-    return fmt::format("note: {}: {} is not here, as there is no directory {}{}: not checked{}\n",
-                       key.name, printable(*beyond), printable(directory.string()),
-                       printable(full_path_text(directory)),
-                       printable(loaded.path_hint(key.name, *beyond)));
+    return {nullptr,
+            fmt::format("note: {}: {} is not here, as there is no directory {}{}: not checked{}\n",
+                        key.name, printable(*beyond), printable(directory.string()),
+                        printable(full_path_text(directory)),
+                        printable(loaded.path_hint(key.name, *beyond)))};
   }
-  const auto corpus = data::open_corpus(loaded, key);
-  return fmt::format("{}: {} tokens in {}\n", key.name, corpus->tokens(),
-                     count_text(std::ssize(corpus->files()), "file"));
+  auto corpus = data::open_corpus(loaded, key);
+  const std::string text = fmt::format("{}: {} tokens in {}\n", key.name, corpus->tokens(),
+                                       count_text(std::ssize(corpus->files()), "file"));
+  return {std::move(corpus), text};
 }
 
 }  // namespace
 
 std::string data_text(const deck::LoadedDeck& loaded) {
   const deck::Deck& deck = loaded.deck;
-  std::string text = corpus_text(loaded, data::training_key(deck)) +
-                     corpus_text(loaded, data::validation_key(deck));
+  const Seen training = corpus_of(loaded, data::training_key(deck)),
+             validation = corpus_of(loaded, data::validation_key(deck));
+  std::string text = training.text + validation.text;
+  if (const auto labels =
+          data::common_labels(loaded, training.corpus.get(), validation.corpus.get()))
+    text +=
+        fmt::format("labels: {}\n", printable(fmt::format("{}", fmt::join(labels->names, ", "))));
   const auto tokenizers = data::tokenizers_of_run(deck);
   data::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)

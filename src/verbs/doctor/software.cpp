@@ -37,10 +37,10 @@ std::vector<Finding> launcher(const Subject& subject) {
   struct Pmi {
     const char *variable, *name;
   };
-  constexpr Pmi kKinds[] = {{"PMIX_RANK", "PMIx"}, {"PMI_RANK", "PMI"}};
+  constexpr Pmi kInterfaces[] = {{"PMIX_RANK", "PMIx"}, {"PMI_RANK", "PMI"}};
   const comm::Launch launch = comm::launch_of_process();
   std::string kind = "none: this process is alone";
-  for (const Pmi& pmi : kKinds) {
+  for (const Pmi& pmi : kInterfaces) {
     // Open MPI sets such variables in a process that is alone, too.
     if (launch.launcher.empty() || std::getenv(pmi.variable) == nullptr) continue;
     kind = pmi.name;

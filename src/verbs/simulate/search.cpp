@@ -106,8 +106,8 @@ class Search {
     }
     if (const auto it = machine.attention.find(compute); it != machine.attention.end())
       rate = std::max(rate, it->second);
-    products_ = model::flop_per_token(setup::model_config(deck.model), sequence_) * tokens /
-                static_cast<double>(layout.ranks) / rate;
+    products_ = model::flop_per_token(setup::model_config(deck.model, deck.task), sequence_) *
+                tokens / static_cast<double>(layout.ranks) / rate;
     budget_ = device_memory(deck, machine);
   }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "io/megatron.hpp"
+#include "io/token_labels.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace tessera::data {
@@ -365,6 +366,85 @@ TEST_F(DocumentsTest, AreWholeInABlankStep) {
       0, {.documents = View(reinterpret_cast<std::byte*>(documents.data()), DType::i32, {12})});
   EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3}));
   EXPECT_EQ(batches.current().count(), 0);
+}
+
+// Learned positions reach no further than the context.
+TEST_F(DocumentsTest, OfABlankStepAreNoLongerThanPadding) {
+  data::Batches batches(*corpus_,
+                        [](std::int64_t) {
+                          return Range{0, 3};
+                        },
+                        {.documents = {.separate = true, .longest = 2}});
+  batches.begin_blank({.sequence = 5, .micro = 1, .micro_batches = 1});
+  std::vector<std::int32_t> documents(10);
+  batches.current().load(
+      0, {.documents = View(reinterpret_cast<std::byte*>(documents.data()), DType::i32, {10})});
+  EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 2, 0, 2, 2, 4, 2, 4, 4, 5}));
+}
+
+/// Documents of 3, 1, 6, 2 and 9 tokens, each of a class.
+class LabelsTest : public DocumentsTest {
+ protected:
+  void label(const std::vector<std::int32_t>& labels, const std::vector<std::string>& names) {
+    const std::filesystem::path prefix = directory_ / "labelled";
+    {
+      io::MegatronWriter tokens(prefix, kVocab);
+      std::int32_t next = 0;
+      for (const std::int32_t length : {3, 1, 6, 2, 9}) {
+        std::vector<std::int32_t> document;
+        for (std::int32_t i = 0; i < length; ++i) document.push_back(next++);
+        tokens.append(document);
+        tokens.end_document();
+      }
+      tokens.publish();
+    }
+    io::MegatronShare of_documents(io::labels_prefix(prefix), DType::i32, 0);
+    for (const std::int32_t l : labels) {
+      of_documents.append(std::span(&l, 1));
+      of_documents.end_document();
+    }
+    of_documents.place({}, of_documents.extent());
+    of_documents.publish();
+    io::write_label_names(io::label_names_file(prefix), {.key = "y", .names = names});
+    labelled_ = open(prefix);
+  }
+  std::unique_ptr<io::TokenCorpus> labelled_;
+};
+
+TEST_F(LabelsTest, AreTheOnlyTargetsOfTheirDocuments) {
+  label({1, 0, 2, 0, 1}, {"a", "b", "c"});
+  const auto labels = std::make_shared<const LabelledDocuments>(*labelled_, 3);
+  const std::vector<std::int64_t> ends = {3, 4, 10, 12, 21};
+  for (std::int64_t token = 0, d = 0; token < 21; ++token) {
+    if (token == ends[static_cast<std::size_t>(d)]) ++d;
+    EXPECT_EQ(labels->at(token), (std::vector{1, 0, 2, 0, 1}[static_cast<std::size_t>(d)]));
+  }
+  const auto documents =
+      Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::cut, "labelled");
+  ASSERT_EQ(documents.count(), 5);
+  Batches batches(*labelled_, [&](std::int64_t s) { return s < 5 ? documents[s] : Range{}; },
+                  {.documents = {.separate = true, .longest = 2}, .labels = labels});
+  batches.begin(2, {.sequence = 4, .micro = 4, .micro_batches = 1});
+  std::vector<std::int32_t> targets(4), tokens(16), within(32);
+  const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  batches.current().load(0, {.tokens = View(bytes(tokens), DType::i32, {4, 4}),
+                             .targets = View(bytes(targets), DType::i32, {4}),
+                             .documents = View(bytes(within), DType::i32, {32})});
+  EXPECT_EQ(targets, (std::vector{2, 0, 1, -1})) << "the last sample is padding alone";
+  EXPECT_EQ(batches.current().count(), 3);
+  EXPECT_EQ(tokens, (std::vector{4, 5, 6, 7, 10, 11, 0, 0, 12, 13, 14, 15, 0, 0, 0, 0}));
+  EXPECT_EQ(within, (std::vector{0, 4, 0, 4, 0, 4, 0, 4, 0, 2, 0, 2, 2, 4, 2, 4,
+                                 0, 4, 0, 4, 0, 4, 0, 4, 0, 2, 0, 2, 2, 4, 2, 4}));
+  EXPECT_THROW(Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::refuse, "x"),
+               DataError);
+}
+
+TEST_F(LabelsTest, MustBeAsManyAsDocumentsAndNoMoreThanClasses) {
+  label({1, 0, 2, 0, 1}, {"a", "b", "c"});
+  EXPECT_THROW(LabelledDocuments(*labelled_, 2), DataError);
+  EXPECT_THROW(LabelledDocuments(*corpus_, 3), DataError) << "which has none";
+  label({1, 0, 2, 0}, {"a", "b", "c"});
+  EXPECT_THROW(LabelledDocuments(*labelled_, 3), DataError);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ TEST(Checks, KeysAboutPositionsAndWindowsAreNotInVain) {
            {{"model.global_every=2"}, "no effect without model.window"},
            {{"model.window=4", "model.rope_local_theta=5"}, "model.position = \"rope\""},
            {{"model.qkv_bias=true"}, "no effect without model.bias = false"},
-           {{"model.scaled_embeddings=true"}, "positions would be multiplied too"}}) {
+           {{"model.scaled_embeddings=true"}, "only tokens are multiplied"}}) {
     expect_contains(refusal(kSmallDeck, sets), problem);
   }
   EXPECT_EQ(

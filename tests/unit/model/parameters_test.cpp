@@ -67,7 +67,18 @@ ModelConfig pythia_160m() {
   return c;
 }
 
+/// With its head for masked tokens. There are no types of tokens: type 0 of all is in positions.
+ModelConfig bert_base() {
+  ModelConfig c = gpt2_124m();
+  c.vocab = 30522, c.context = 512;
+  c.norm_placed = NormPlacement::sum;
+  c.embedding_norm = true;
+  c.head = {.hidden = 768, .norm = true, .bias = true};
+  return c;
+}
+
 TEST(ParameterTable, CountsThePublishedNumberOfParameters) {
+  EXPECT_EQ(parameter_count(model_units(bert_base())), 109'514'298 - 2 * 768);
   EXPECT_EQ(parameter_count(model_units(gpt2_124m())), 124'439'808);
   EXPECT_EQ(parameter_count(model_units(llama_8b())), 8'030'261'248);
   EXPECT_EQ(parameter_count(model_units(qwen3_600m())), 596'049'920);

@@ -60,11 +60,22 @@ inline Case random_case(std::mt19937& random) {
   if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
   if (pick(3) == 0) m.dropout = model::same_dropout(0.1F);
   if (pick(3) == 0) {
-    m.norm_placed = static_cast<NormPlacement>(pick(3));
+    m.norm_placed = static_cast<NormPlacement>(pick(4));
     m.qk_norm = static_cast<QkNorm>(pick(2));  // the whole's needs one chunk
-    m.block = static_cast<BlockForm>(pick(2));
+    m.block = static_cast<BlockForm>(m.norms_sums() ? 0 : pick(2));
     m.window = 4 * pick(2), m.global_every = pick(3);
     m.scaled_embeddings = m.position != PositionKind::learned && pick(2) == 0;
+  }
+  if (pick(3) == 0) {
+    m.embedding_norm = pick(2) == 0;
+    if (m.position == PositionKind::learned && pick(2) == 0) m.position = PositionKind::sinusoidal;
+    m.head.bias = pick(2) == 0;
+    m.head.hidden = pick(2) == 0 ? 0 : m.hidden;
+    m.head.norm = m.head.hidden > 0 && pick(2) == 0;
+    if (pick(2) == 0) {
+      m.tied_embeddings = false;
+      m.head.labels = 1 + pick(20), m.head.pooling = static_cast<Pooling>(pick(4));
+    }
   }
   c.inputs.numerics.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.numerics.wire = pick(2) == 0 ? DType::f32 : DType::bf16;

@@ -229,9 +229,10 @@ TEST(Check, RejectsLossesThatGoAstray) {
                                            s.into = batches[first ? 1 : 0].tallies;
                                          }),
                     "tallies of others");
-    expect_rejected(with_each<kernels::ClassifyLoss>(plan,
-        [](kernels::ClassifyLoss& c) { c.targets.data += size_of(DType::i32); }),
-                    "losses of other targets");
+    expect_rejected(
+        with_each<kernels::ClassifyLoss>(
+            plan, [](kernels::ClassifyLoss& c) { c.targets.data += size_of(DType::i32); }),
+        "losses of other targets");
     Plan of_other = tallied_plan(purpose, 1);
     EXPECT_NO_THROW(check(of_other));
     of_other.place.tensor = 0;

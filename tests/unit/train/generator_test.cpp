@@ -54,6 +54,23 @@ TEST(Generator, SeesWhatTrainingSees) {
   }
 }
 
+// The same of a sample's class, whatever was seen before.
+TEST(Generator, ClassifiesAsTrainingDoes) {
+  const auto device = kernels::make_cpu_device({});
+  const auto config = classifier_like();
+  EagerModel training(config, DType::f32, 1, *device, test_values(11));
+  memory::HostTier tier;
+  Generator generator(config, *device, tier, test_values(11));
+  for (const std::int64_t n : {config.context, std::int64_t{1}, std::int64_t{5}}) {
+    const TokenBatch batch = batch_of(config, 3, 1, n);
+    const float loss = training.losses(batch)[0];
+    const auto logits = generator.classify(batch.tokens);
+    ASSERT_EQ(std::ssize(logits), config.head.labels);
+    EXPECT_NEAR(-log_probability(logits, batch.targets[0]), loss,
+                200 * 0x1p-24 * std::max(1.0F, loss));
+  }
+}
+
 const std::vector<float> kLogits = {0.5F, 2, -1, 1.5F, 2, -30};
 
 TEST(SampleToken, TemperatureZeroTakesTheLikeliestAndTheFirstOfEquals) {

@@ -57,13 +57,16 @@ struct Reference {
 /// A model directory as verbs open it.
 struct Model {
   explicit Model(const std::string& name)
-      : weights(io::HfModel::open(data_path(name))),
-        config(setup::model_config(
-            deck::parse_deck(fmt::format("run.steps = 1\nmodel.init_from = \"{}\"\ndata.train = "
-                                         "[\"none\"]\nbatch.global = 1\noptimizer.lr = 1.0\n",
-                                         data_path(name).string()),
-                             name, {}, setup::read_architecture)
-                .deck.model)) {}
+      : weights(io::HfModel::open(data_path(name))), config(config_of(name)) {}
+
+  static model::ModelConfig config_of(const std::string& name) {
+    const auto text = fmt::format(
+        "run.steps = 1\nmodel.init_from = \"{}\"\ndata.train = [\"none\"]\nbatch.global = "
+        "1\noptimizer.lr = 1.0\n",
+        data_path(name).string());
+    const deck::Deck deck = deck::parse_deck(text, name, {}, setup::read_architecture).deck;
+    return setup::model_config(deck.model, deck.task);
+  }
 
   train::ParameterSource source() const {
     return [this](const model::ParamDesc& p, Range range, std::span<float> out) {

@@ -35,6 +35,10 @@ std::vector<Setting> settings() {
     all.push_back({"olmo2", olmo2, compute});
     all.push_back({"gpt_neox", gpt_neox, compute});
     all.push_back({"gemma2", gemma2_like(), compute});
+    ModelConfig bert = bert_like(), classifier = classifier_like();
+    bert.dropout = classifier.dropout = model::same_dropout(0.2F);
+    all.push_back({"bert", bert, compute});
+    all.push_back({"classifier", classifier, compute});
   }
   return all;
 }
@@ -69,9 +73,10 @@ TEST(PlanRun, HasTheBitsOfTheEagerPath) {
     SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
     const StepShown step = planned(s, *device, Recompute::none);
     EagerModel eager(s.config, s.compute, 5, *device, test_values(11));
+    const double targets = static_cast<double>(kMicro * s.config.targets_of(kSequence));
     const auto expected = eager.backward(batch_of(s.config, 40, kMicro, kSequence),
-                                         static_cast<float>(1.0 / (kMicro * kSequence)));
-    EXPECT_TRUE(same_bits(step.gradients, expected.flat));
+                                         static_cast<float>(1.0 / targets));
+    EXPECT_TRUE(same_bits(step.gradients, expected.trained));
     double loss = 0;
     for (float x : expected.losses) loss += x;  // sums of 14 f32 are exact in double, or nearly
     EXPECT_NEAR(step.loss, loss, 14 * 0x1p-53 * loss);
@@ -115,7 +120,7 @@ TEST(PlanRun, DividesByTheTargetsThatCount) {
       double loss = 0, squares = 0;
       for (float x : expected.losses) loss += x;
       EXPECT_NEAR(step.loss, loss, 28 * 0x1p-53 * loss);
-      for (float g : expected.flat) squares += static_cast<double>(g) * g;
+      for (float g : expected.trained) squares += static_cast<double>(g) * g;
       EXPECT_TRUE(step.applied);
       // A gradient was divided by all targets, then multiplied by their share: in the logits'
       // gradient, which is rounded to the compute type, that is another rounding, and all that
@@ -123,9 +128,9 @@ TEST(PlanRun, DividesByTheTargetsThatCount) {
       const double u = compute == DType::f32 ? 0x1p-24 : 0x1p-8, norm = std::sqrt(squares);
       const double bound = 16 * u * norm;
       EXPECT_NEAR(step.norm, norm, bound);
-      for (std::size_t i = 0; i < expected.flat.size(); ++i) {
+      for (std::size_t i = 0; i < expected.trained.size(); ++i) {
         const double moved = (eager.parameters[i] - step.gradients[i]) / kLr;
-        ASSERT_NEAR(moved, expected.flat[i],
+        ASSERT_NEAR(moved, expected.trained[i],
                     bound + 4 * 0x1p-24 * std::abs(eager.parameters[i]) / kLr)
             << i;
       }
@@ -144,10 +149,10 @@ TEST(PlanRun, KeepsDocumentsApartAsTheEagerPathDoes) {
     run.state().set_parameters(test_values(11));
     const StepShown step = run.step(40, {.lr = 0});
     EagerModel eager(s.config, s.compute, 5, *device, test_values(11));
-    const auto expected =
-        eager.backward(batch_of(s.config, 40, kMicro, kSequence, {.documents = true}),
-                       static_cast<float>(1.0 / (kMicro * kSequence)));
-    EXPECT_TRUE(same_bits(step.gradients, expected.flat));
+    const auto expected = eager.backward(
+        batch_of(s.config, 40, kMicro, kSequence, {.documents = true}),
+        static_cast<float>(1.0 / static_cast<double>(kMicro * s.config.targets_of(kSequence))));
+    EXPECT_TRUE(same_bits(step.gradients, expected.trained));
     EXPECT_FALSE(same_bits(step.gradients, planned(s, *device, Recompute::none).gradients));
   }
 }

@@ -1,0 +1,90 @@
+#include "data/labels.hpp"
+
+#include <algorithm>
+
+#include "core/bytes.hpp"
+#include "core/error.hpp"
+
+namespace tessera::data {
+namespace {
+
+std::string names_text(const io::LabelNames& labels) {
+  return fmt::format("{} ({})", count_text(std::ssize(labels.names), "label"),
+                     fmt::join(labels.names, ", "));
+}
+
+}  // namespace
+
+LabelledDocuments::LabelledDocuments(const io::TokenCorpus& corpus, std::int64_t classes) {
+  const io::TokenCorpus::TokenFile* first = nullptr;
+  std::int64_t begin = 0;
+  for (const io::TokenCorpus::TokenFile& file : corpus.files()) {
+    const std::string name = file.file.path().string();
+    auto found = io::read_labels(file);
+    if (!found) {
+      throw DataError(
+          fmt::format("{}: its documents have no labels, which task.kind = \"classify\" learns: "
+                      "make it anew with tessera tokenize --label",
+                      name));
+    }
+    if (std::ssize(found->names.names) > classes) {
+      throw DataError(fmt::format("{}: {}, more than task.labels = {}", name,
+                                  names_text(found->names), classes));
+    }
+    if (first != nullptr && found->names.names != names_.names) {
+      throw DataError(fmt::format(
+          "{} has {}, but {} has {}: make one with the other's, by tessera tokenize --labels", name,
+          names_text(found->names), first->file.path().string(), names_text(names_)));
+    }
+    first = &file;
+    names_ = std::move(found->names);
+    const std::int64_t end = begin + file.tokens, before = std::ssize(ends_);
+    constexpr std::int64_t kAtOnce = 1 << 20;  // tokens
+    for (std::int64_t t = begin; t < end; t += kAtOnce)
+      std::ranges::copy(corpus.document_ends({t, std::min(end, t + kAtOnce)}),
+                        std::back_inserter(ends_));
+    if (std::ssize(ends_) - before != std::ssize(found->labels)) {
+      throw DataError(fmt::format("{}: {} for {} that have tokens: an empty document has no class",
+                                  name, count_text(std::ssize(found->labels), "label"),
+                                  count_text(std::ssize(ends_) - before, "document")));
+    }
+    std::ranges::copy(found->labels, std::back_inserter(labels_));
+    begin = end;
+  }
+}
+
+std::int32_t LabelledDocuments::at(std::int64_t token) const {
+  return labels_.at(
+      static_cast<std::size_t>(std::ranges::upper_bound(ends_, token) - ends_.begin()));
+}
+
+std::optional<io::LabelNames> common_labels(const deck::LoadedDeck& loaded,
+                                            const io::TokenCorpus* training,
+                                            const io::TokenCorpus* validation) {
+  const auto& classes = loaded.deck.task.labels;
+  if (!classes) return std::nullopt;
+  std::optional<io::LabelNames> all;
+  for (const io::TokenCorpus* corpus : {training, validation}) {
+    if (corpus == nullptr) continue;
+    const LabelledDocuments documents(*corpus, *classes);
+    if (all && all->names != documents.names().names) {
+      throw DataError(fmt::format(
+          "data.train has {}, but data.validation has {}: make the latter with the former's, by "
+          "tessera tokenize --labels PREFIX.labels.json",
+          names_text(*all), names_text(documents.names())));
+    }
+    all = documents.names();
+  }
+  return all;
+}
+
+std::optional<std::filesystem::path> labels_of_checkpoint(const std::filesystem::path& checkpoint) {
+  // run/checkpoints/step_00000100
+  for (const auto& directory :
+       {checkpoint, std::filesystem::absolute(checkpoint).parent_path().parent_path()}) {
+    if (io::path_exists(directory / "labels.json")) return directory / "labels.json";
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::data
