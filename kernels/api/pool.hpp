@@ -7,7 +7,8 @@
 namespace tessera::kernels {
 
 /// out[b] = the mean of x[b, t] over the tokens of the sample's first document, added in f32 in
-/// their order; or the vector of its first or of its last token.
+/// their order and multiplied with 1 / their number; or the vector of its first or of its last
+/// token.
 struct Pool {
   static constexpr const char* kName = "pool";
   View x;          // (B, T, C)

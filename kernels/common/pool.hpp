@@ -13,4 +13,9 @@ TESSERA_INLINE constexpr Range pooled_tokens(Pooling kind, const std::int32_t* d
                                   : Range{end - 1, end};
 }
 
+/// What a sum over these tokens is multiplied with.
+TESSERA_INLINE constexpr float pooled_share(Range tokens) {
+  return 1.0F / static_cast<float>(tokens.count());
+}
+
 }  // namespace tessera::kernels

@@ -24,9 +24,9 @@ struct PoolRun {
 #pragma unroll
       for (int i = 0; i < V; ++i) sum[i] = sum[i] + v[i];
     }
-    const auto all = static_cast<float>(pooled.count());
+    const float share = pooled_share(pooled);
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum[i] = sum[i] / all;
+    for (int i = 0; i < V; ++i) sum[i] = sum[i] * share;
     store(out[b] + c, count, wide, sum);
   }
 };
@@ -44,11 +44,11 @@ struct PoolBackwardRun {
     const std::int64_t b = quotient(r, tokens), t = r - b * tokens;
     const Range pooled = pooled_tokens(kind, documents, b, tokens);
     const bool is_pooled = t >= pooled.begin && t < pooled.end;
-    const auto all = static_cast<float>(pooled.count());
+    const float share = pooled_share(pooled);
     float d[V] = {};
     if (is_pooled) load(d_out[b] + c, count, wide, d);
 #pragma unroll
-    for (int i = 0; i < V; ++i) d[i] = d[i] / all;
+    for (int i = 0; i < V; ++i) d[i] = d[i] * share;
     store(d_x[r] + c, count, wide, d);
   }
 };

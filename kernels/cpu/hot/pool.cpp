@@ -13,14 +13,14 @@ void pool(const Pool& a, Range elements) {
       const std::int64_t last =
           elements.end - b * columns < columns ? elements.end - b * columns : columns;
       const Range pooled = pooled_tokens(a.kind, documents, b, tokens);
-      const Vec count(static_cast<float>(pooled.count()));
+      const Vec share(pooled_share(pooled));
       for_vectors(
           last - first, [&](std::int64_t i, std::int64_t n) __attribute__((always_inline)) {
             const std::int64_t c = first + i;
             Vec sum = load(row_of<T>(a.x, b * tokens + pooled.begin) + c, n);
             for (std::int64_t t = pooled.begin + 1; t < pooled.end; ++t)
               sum = sum + load(row_of<T>(a.x, b * tokens + t) + c, n);
-            store(row_of<T>(a.out, b) + c, sum / count, n);
+            store(row_of<T>(a.out, b) + c, sum * share, n);
           });
       at += last - first;
     }
@@ -35,10 +35,10 @@ void pool_backward(const PoolBackward& a, Range rows) {
       const std::int64_t b = r / tokens, t = r % tokens;
       const Range pooled = pooled_tokens(a.kind, documents, b, tokens);
       const bool is_pooled = t >= pooled.begin && t < pooled.end;
-      const Vec count(static_cast<float>(pooled.count()));
+      const Vec share(pooled_share(pooled));
       for_vectors(
           columns, [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
-            const Vec d = is_pooled ? load(row_of<T>(a.d_out, b) + c, n) / count : Vec(0.0F);
+            const Vec d = is_pooled ? load(row_of<T>(a.d_out, b) + c, n) * share : Vec(0.0F);
             store(row_of<T>(a.d_x, r) + c, d, n);
           });
     }
