@@ -39,10 +39,11 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       const std::int64_t sample = first + share.first_sample(k) + b;
       const std::size_t before = step.targets.size();
       step.samples.push_back(sample);
-      labels_ ? read_document(sample, length, step) : read_sequence(sample, length, step);
+      const Range tokens = tokens_of_(sample);
+      labels_ ? read_document(tokens, length, step) : read_sequence(sample, tokens, length, step);
       step.counted.push_back(std::ranges::count_if(std::span(step.targets).subspan(before),
                                                    [](std::int32_t t) { return t >= 0; }));
-      step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens_of_(sample).begin)));
+      step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
     }
   }
   return step;
@@ -50,8 +51,8 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
 
 /// Adds a sample as a sequence of `length` tokens, and as targets those that follow them, or those
 /// that are masked. What is left of it is padding: documents of their own, without targets.
-void Batches::read_sequence(std::int64_t sample, std::int64_t length, StepTokens& step) const {
-  Range tokens = tokens_of_(sample);
+void Batches::read_sequence(std::int64_t sample, Range tokens, std::int64_t length,
+                            StepTokens& step) const {
   if (tokens.count() >= length) {
     // After a rollback a step may have samples that were cut for a later phase, of other lengths.
     if (!documents_.whole) tokens.begin = std::min(tokens.begin, corpus_.tokens() - (length + 1));
@@ -87,8 +88,7 @@ void Batches::read_sequence(std::int64_t sample, std::int64_t length, StepTokens
 
 /// Adds a sample as one document, and its label as its target. A sample without tokens is padding
 /// alone, and has no target that counts.
-void Batches::read_document(std::int64_t sample, std::int64_t length, StepTokens& step) const {
-  const Range tokens = tokens_of_(sample);
+void Batches::read_document(Range tokens, std::int64_t length, StepTokens& step) const {
   TESSERA_CHECK(tokens.count() <= length, "a document of {} tokens in a sequence of {}",
                 tokens.count(), length);
   const std::size_t first = step.tokens.size();

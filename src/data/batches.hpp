@@ -107,8 +107,9 @@ class Batches {
 
  private:
   StepTokens read(std::int64_t first, const BatchShare& share) const;
-  void read_sequence(std::int64_t sample, std::int64_t length, StepTokens& step) const;
-  void read_document(std::int64_t sample, std::int64_t length, StepTokens& step) const;
+  void read_sequence(std::int64_t sample, Range tokens, std::int64_t length,
+                     StepTokens& step) const;
+  void read_document(Range tokens, std::int64_t length, StepTokens& step) const;
   void mask(std::int64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
   std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;

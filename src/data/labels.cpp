@@ -4,6 +4,7 @@
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
+#include "data/samples.hpp"
 
 namespace tessera::data {
 namespace {
@@ -39,10 +40,7 @@ LabelledDocuments::LabelledDocuments(const io::TokenCorpus& corpus, std::int64_t
     first = &file;
     names_ = std::move(found->names);
     const std::int64_t end = begin + file.tokens, before = std::ssize(ends_);
-    constexpr std::int64_t kAtOnce = 1 << 20;  // tokens
-    for (std::int64_t t = begin; t < end; t += kAtOnce)
-      std::ranges::copy(corpus.document_ends({t, std::min(end, t + kAtOnce)}),
-                        std::back_inserter(ends_));
+    for_each_document_end(corpus, {begin, end}, [&](std::int64_t at) { ends_.push_back(at); });
     if (std::ssize(ends_) - before != std::ssize(found->labels)) {
       throw DataError(fmt::format("{}: {} for {} that have tokens: an empty document has no class",
                                   name, count_text(std::ssize(found->labels), "label"),

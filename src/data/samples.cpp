@@ -13,20 +13,17 @@ namespace tessera::data {
 
 Sequences::Sequences(Range tokens, std::int64_t length) : tokens_(tokens), length_(length) {}
 
-/// f(token behind which a document ends) for each document of some tokens; what follows the last
-/// end is one too.
-template <typename F>
-static void for_each_document_end(const io::TokenCorpus& corpus, Range tokens, F&& f) {
+void for_each_document_end(const io::TokenCorpus& corpus, Range tokens,
+                           const std::function<void(std::int64_t)>& end_at) {
   constexpr std::int64_t kAtOnce = 1 << 20;  // tokens
   std::int64_t last = tokens.begin;
   for (std::int64_t t = tokens.begin; t < tokens.end; t += kAtOnce) {
     for (const std::int64_t end : corpus.document_ends({t, std::min(tokens.end, t + kAtOnce)}))
-      f(last = end);
+      end_at(last = end);
   }
-  if (last < tokens.end) f(tokens.end);
+  if (last < tokens.end) end_at(tokens.end);
 }
 
-/// `begin`: of the corpus's own tokens.
 static DataError too_long(const std::string& name, std::int64_t document, Range tokens,
                           std::int64_t longest, const char* key, const char* remedy) {
   return DataError(fmt::format(

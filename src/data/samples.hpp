@@ -17,6 +17,11 @@ namespace tessera::data {
 /// from many threads at once.
 using SampleTokens = std::function<Range(std::int64_t sample)>;
 
+/// Calls with the token behind which each document of some tokens ends, in order; what follows the
+/// last end is one too.
+void for_each_document_end(const io::TokenCorpus& corpus, Range tokens,
+                           const std::function<void(std::int64_t)>& end_at);
+
 /// The sequences that some tokens of a corpus are cut into.
 class Sequences {
  public:
