@@ -17,10 +17,12 @@ struct PoolRun {
 
   __device__ __forceinline__ void operator()(std::int64_t b, std::int64_t c, int count) const {
     const Range pooled = pooled_tokens(kind, documents, b, tokens);
+    const T* token = x[b * tokens + pooled.begin] + c;
     float sum[V], v[V];
-    load(x[b * tokens + pooled.begin] + c, count, wide, sum);
-    for (std::int64_t t = pooled.begin + 1; t < pooled.end; ++t) {
-      load(x[b * tokens + t] + c, count, wide, v);
+    load(token, count, wide, sum);
+    for (std::int64_t left = pooled.count() - 1; left > 0; --left) {
+      token += x.ld;
+      load(token, count, wide, v);
 #pragma unroll
       for (int i = 0; i < V; ++i) sum[i] = sum[i] + v[i];
     }
