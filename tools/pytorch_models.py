@@ -1,7 +1,7 @@
-"""GPT-2 in PyTorch, trained as Tessera trains it; tools/compare_pytorch and tools/gpu_report run it
-in an environment that has PyTorch. Takes a JSON object of settings; writes the initial weights as a
-Hugging Face directory (init), trains from them and writes metrics.jsonl (train), or does so on
-random tokens as fast as PyTorch can (speed)."""
+"""GPT-2 and Llama in PyTorch, trained as Tessera trains them; tools/compare_pytorch and
+tools/gpu_report run it in an environment that has PyTorch. Takes a JSON object of settings; writes
+GPT-2's initial weights as a Hugging Face directory (init), trains from them and writes
+metrics.jsonl (train), or trains either model on random tokens as fast as PyTorch can (speed)."""
 
 import json
 import pathlib
@@ -109,7 +109,7 @@ def train(s, tensors, out):
                       flush=True)
 
 
-def block(x, w, heads):
+def gpt2_block(x, w, heads, _):
     """One layer; w are its tensors in the order of initial_weights()."""
     n1, b1, n2, b2, w_qkv, b_qkv, w_out, b_out, w_up, b_up, w_down, b_down = w
     batch, length, columns = x.shape
@@ -121,19 +121,73 @@ def block(x, w, heads):
     return x + F.linear(F.gelu(h, approximate="tanh"), w_down.T, b_down)
 
 
+def llama_block(x, w, heads, turns):
+    """One layer; turns are cosines and sines of the positions (Su et al. 2021), halves of a head
+    being pairs."""
+    n1, n2, w_q, w_k, w_v, w_out, w_gate, w_up, w_down = w
+    batch, length, columns = x.shape
+    cosine, sine = turns
+
+    def split(h, matrix):
+        return F.linear(h, matrix).view(batch, length, -1, columns // heads).transpose(1, 2)
+
+    def turned(t):
+        a, b = t.float().chunk(2, dim=-1)
+        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1).to(t.dtype)
+
+    h = F.rms_norm(x, (columns,), n1, 1e-5)
+    mixed = F.scaled_dot_product_attention(turned(split(h, w_q)), turned(split(h, w_k)),
+                                           split(h, w_v), is_causal=True, enable_gqa=True)
+    x = x + F.linear(mixed.transpose(1, 2).reshape(x.shape), w_out)
+    h = F.rms_norm(x, (columns,), n2, 1e-5)
+    return x + F.linear(F.silu(F.linear(h, w_gate)) * F.linear(h, w_up), w_down)
+
+
 def head_loss(x, norm, bias, table, targets):
-    z = F.linear(F.layer_norm(x, x.shape[-1:], norm, bias), table)
-    return F.cross_entropy(z.float().flatten(0, 1), targets.flatten())
+    columns = x.shape[-1:]
+    h = F.rms_norm(x, columns, norm, 1e-5) if bias is None else F.layer_norm(x, columns, norm, bias)
+    return F.cross_entropy(F.linear(h, table).float().flatten(0, 1), targets.flatten())
 
 
-def speed(s, tensors, out):
+def gpt2_on(device, s):
+    """(embedding(tokens), block, layers, what else a block takes, head's norm, bias and matrix)"""
+    table, positions, *layers, norm, bias = (
+        t.to(device).requires_grad_() for t in initial_weights(s).values())
+    layers = [layers[i : i + 12] for i in range(0, len(layers), 12)]
+    return (lambda tokens: F.embedding(tokens, table) + positions, gpt2_block, layers, None,
+            (norm, bias, table), [table, positions])
+
+
+def llama_on(device, s):
+    """The same of Llama (Touvron et al. 2023), with a matrix of its own in the head."""
+    c, f, kv = s["hidden"], s["ffn"], s["hidden"] // s["heads"] * s["kv_heads"]
+
+    def matrix(rows, columns):
+        return (torch.randn(rows, columns, device=device) * 0.02).requires_grad_()
+
+    def ones():
+        return torch.ones(c, device=device).requires_grad_()
+
+    shapes = ((c, c), (kv, c), (kv, c), (c, c), (f, c), (f, c), (c, f))
+    layers = [[ones(), ones(), *(matrix(*shape) for shape in shapes)] for _ in range(s["layers"])]
+    table, norm, last = matrix(s["vocab"], c), ones(), matrix(s["vocab"], c)
+    half = c // s["heads"] // 2
+    angles = torch.outer(torch.arange(s["sequence"], device=device),
+                         5e5 ** (-torch.arange(half, device=device) / half))
+    return (lambda tokens: F.embedding(tokens, table), llama_block, layers,
+            (angles.cos(), angles.sin()), (norm, None, last), [table])
+
+
+def speed(s, out):
     """f32 weights and bf16 autocast, fused AdamW; block and head are compiled, so that compiling
     takes no longer for many layers."""
     device = torch.device(s["device"])
+    torch.manual_seed(s["seed"])
     torch.set_float32_matmul_precision("high")
-    every = [t.to(device).requires_grad_() for t in tensors.values()]
-    table, positions, *layers, norm, bias = every
-    layers = [layers[i : i + 12] for i in range(0, len(layers), 12)]
+    embed, block, layers, beside, head, tables = {"gpt2": gpt2_on, "llama": llama_on}[s["family"]](
+        device, s)
+    every = list({id(t): t for t in (*tables, *(t for layer in layers for t in layer), *head)
+                  if t is not None}.values())
     optimizer = torch.optim.AdamW(every, lr=s["lr"], betas=(0.9, 0.95), eps=1e-8,
                                   weight_decay=s["weight_decay"], fused=True)
     fast_block, fast_head = torch.compile(block), torch.compile(head_loss)
@@ -147,10 +201,10 @@ def speed(s, tensors, out):
             for _ in range(parts):
                 tokens = torch.randint(s["vocab"], shape, device=device)
                 with torch.autocast(device.type, torch.bfloat16):
-                    x = F.embedding(tokens[:, :-1], table) + positions
+                    x = embed(tokens[:, :-1])
                     for w in layers:
-                        x = fast_block(x, w, s["heads"])
-                    part = fast_head(x, norm, bias, table, tokens[:, 1:]) / parts
+                        x = fast_block(x, w, s["heads"], beside)
+                    part = fast_head(x, *head, tokens[:, 1:]) / parts
                 part.backward()
                 loss += part.detach()
             torch.nn.utils.clip_grad_norm_(every, s["clip_norm"])
@@ -166,13 +220,12 @@ def speed(s, tensors, out):
 def main():
     verb, settings, out = sys.argv[1:]
     s = json.loads(settings)
-    tensors = initial_weights(s)
     if verb == "init":
-        write_hugging_face(pathlib.Path(out), s, tensors)
+        write_hugging_face(pathlib.Path(out), s, initial_weights(s))
     elif verb == "speed":
-        speed(s, tensors, out)
+        speed(s, out)
     else:
-        train(s, tensors, out)
+        train(s, initial_weights(s), out)
 
 
 main()
