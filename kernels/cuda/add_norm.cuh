@@ -14,12 +14,9 @@ struct AddPendingRun {
   DropoutMask dropout;
   bool wide;
 
-  /// x = round(resid + dropout(pending)), which is also written.
-  __device__ __forceinline__ void add(std::int64_t r, std::int64_t c, int count,
-                                      float (&x)[V]) const {
-    float p[V];
-    load(resid[r] + c, count, wide, x);
-    load(pending[r] + c, count, wide, p);
+  /// x = round(x + dropout(p)), which is also written.
+  __device__ __forceinline__ void add(std::int64_t r, std::int64_t c, int count, float (&x)[V],
+                                      float (&p)[V]) const {
     dropout.apply(r, c, p);
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] = x[i] + p[i];
@@ -29,8 +26,10 @@ struct AddPendingRun {
     store(sum[r] + c, count, wide, x);
   }
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
-    float x[V];
-    add(r, c, count, x);
+    float x[V], p[V];
+    load(resid[r] + c, count, wide, x);
+    load(pending[r] + c, count, wide, p);
+    add(r, c, count, x, p);
   }
 };
 
@@ -46,56 +45,91 @@ struct AddNormRows {
   bool layernorm;
 };
 
+/// What a thread adds up of a row.
+template <typename T, int kRuns>
+struct AddNormRow {
+  static constexpr int V = kRun<T>;
+  RawRun<T, V> resid[kRuns], pending[kRuns];
+
+  __device__ __forceinline__ void read(const AddNormRows<T>& a, std::int64_t first,
+                                       std::int64_t r) {
+    a.team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+      resid[k].read(a.addition.resid[r] + first + c, count, a.addition.wide);
+      if (a.addition.pending.data != nullptr)
+        pending[k].read(a.addition.pending[r] + c, count, a.addition.wide);
+    });
+  }
+};
+
+/// A team goes over every so many rows. With kRuns > 0 a row stays in registers, and the next is on
+/// its way while one is computed; with 0 it is read again.
 template <typename T, int kRuns>
 __global__ void __launch_bounds__(Team::kMostThreads) add_norm_kernel(AddNormRows<T> a) {
-  constexpr int V = kRun<T>;
-  __shared__ float partial[2][Team::kMostWarps];
+  constexpr int V = kRun<T>, kKept = kRuns > 0 ? kRuns : 1;
+  __shared__ float partial[2][2][Team::kMostWarps];  // of rows in turn
   const Team& team = a.team;
-  const unsigned head = blockIdx.x % a.heads;
-  const std::int64_t r = std::int64_t{blockIdx.x / a.heads} * team.per_block() + team.index();
-  if (r >= a.rows) return;  // a whole warp: larger teams have a block each
-  const bool wide = a.addition.wide, pending = a.addition.pending.data != nullptr;
+  const AddPendingRun<T>& addition = a.addition;
+  const unsigned head = blockIdx.x % a.heads, teams = gridDim.x / a.heads * team.per_block();
+  const bool wide = addition.wide, pending = addition.pending.data != nullptr;
   const std::int64_t first = head * a.columns;  // 0 where something is pending
-  const T* again = (pending ? a.addition.sum[r] : a.addition.resid[r]) + first;
-
-  float x[kRuns > 0 ? kRuns : 1][V], total = 0;
-  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
-    if (pending) {
-      a.addition.add(r, c, count, x[k]);
-    } else {
-      load(again + c, count, wide, x[k]);
+  const float share = 1.0F / static_cast<float>(a.columns);
+  std::int64_t r = std::int64_t{blockIdx.x / a.heads} * team.per_block() + team.index();
+  AddNormRow<T, kKept> row, next;
+  if (kRuns > 0 && r < a.rows) next.read(a, first, r);
+  // A whole warp at a time: larger teams have a block each.
+  for (int turn = 0; r < a.rows; r += teams, turn = 1 - turn) {
+    if (kRuns > 0) {
+      row = next;
+      if (r + teams < a.rows) next.read(a, first, r + teams);
     }
+    const T* again = (pending ? addition.sum[r] : addition.resid[r]) + first;
+    float x[kKept][V], total = 0;
+    team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+      if (kRuns > 0) {
+        row.resid[k].unpack(x[k]);
+      } else {
+        load(addition.resid[r] + first + c, count, wide, x[k]);
+      }
+      if (pending) {
+        float p[V];
+        if (kRuns > 0) {
+          row.pending[k].unpack(p);
+        } else {
+          load(addition.pending[r] + c, count, wide, p);
+        }
+        addition.add(r, c, count, x[k], p);
+      }
 #pragma unroll
-    for (int i = 0; i < V; ++i) total = total + (i < count ? x[k][i] : 0.0F);
-  });
-  const auto n = static_cast<float>(a.columns);
-  const float mean = a.layernorm ? team.sum(total, partial[0]) / n : 0.0F;
-  float squares = 0;
-  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
-    if (kRuns == 0) load(again + c, count, wide, x[k]);
+      for (int i = 0; i < V; ++i) total = total + (i < count ? x[k][i] : 0.0F);
+    });
+    const float mean = a.layernorm ? team.sum(total, partial[turn][0]) * share : 0.0F;
+    float squares = 0;
+    team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+      if (kRuns == 0) load(again + c, count, wide, x[k]);
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float d = i < count ? x[k][i] - mean : 0.0F;
-      squares = fmadd(d, d, squares);
+      for (int i = 0; i < V; ++i) {
+        const float d = i < count ? x[k][i] - mean : 0.0F;
+        squares = fmadd(d, d, squares);
+      }
+    });
+    const float scale = 1.0F / sqrt(team.sum(squares, partial[turn][1]) * share + a.eps);
+    if (team.lane() == 0) {
+      float* stats = a.stats + 2 * (r * a.heads + head);
+      stats[0] = mean, stats[1] = scale;
     }
-  });
-  const float scale = 1.0F / sqrt(team.sum(squares, partial[1]) / n + a.eps);
-  if (team.lane() == 0) {
-    float* stats = a.stats + 2 * (r * a.heads + head);
-    stats[0] = mean, stats[1] = scale;
+    team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+      float w[V], b[V];
+      if (kRuns == 0) load(again + c, count, wide, x[k]);
+      load(a.weight[0] + c, count, wide, w);
+      if (a.bias.data != nullptr) load(a.bias[0] + c, count, wide, b);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float unit = (x[k][i] - mean) * scale;
+        w[i] = a.bias.data != nullptr ? fmadd(unit, w[i], b[i]) : unit * w[i];
+      }
+      store(a.out[r] + first + c, count, wide, w);
+    });
   }
-  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
-    float w[V], b[V];
-    if (kRuns == 0) load(again + c, count, wide, x[k]);
-    load(a.weight[0] + c, count, wide, w);
-    if (a.bias.data != nullptr) load(a.bias[0] + c, count, wide, b);
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float unit = (x[k][i] - mean) * scale;
-      w[i] = a.bias.data != nullptr ? fmadd(unit, w[i], b[i]) : unit * w[i];
-    }
-    store(a.out[r] + first + c, count, wide, w);
-  });
 }
 
 template <typename T>

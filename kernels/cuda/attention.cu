@@ -80,16 +80,6 @@ HeadsView<T> write(const View& v) {
   return {reinterpret_cast<T*>(v.data), v.ld};
 }
 
-/// Launches a kernel that may need more shared memory than is had without asking.
-template <typename... Parameters>
-void launch_large(const Launch& l, void (*kernel)(Parameters...),
-                  const std::type_identity_t<Parameters>&... arguments) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(l.shared_bytes)),
-             l.operation);
-  launch(l, kernel, arguments...);
-}
-
 template <typename T, int kDim, Masking kMasking>
 void run_forward(const Attention& a, const AttentionSetting& s, const Context& context) {
   using Tiles = ForwardTiles<T, kDim>;

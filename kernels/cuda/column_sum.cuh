@@ -5,13 +5,22 @@
 
 namespace tessera::kernels::cuda {
 
-inline constexpr int kSumColumns = 32, kSumRows = 16;  // of a block's threads
+inline constexpr int kSumColumns = 32, kSumRows = 32;  // of a block's threads
 
-/// out (+)= sum of x over its rows, for `matrices` of (rows, C) that lie one after another in both.
-/// A thread adds up every 16th row of its column, then 16 such sums are added as a tree.
+/// Where sums of matrices go: those of the first `split` matrices, and those of the others.
+template <typename G>
+struct ColumnSumsOut {
+  G* first = nullptr;
+  G* others = nullptr;
+  std::int64_t split = 1;
+};
+
+/// out (+)= sum of x over its rows, for matrices of (rows, C) that lie one after another in both.
+/// A thread adds up every 32nd row of its column, then 32 such sums are added as a tree.
 template <typename T, typename G>
 __global__ void __launch_bounds__(kSumColumns* kSumRows)
-    column_sum_kernel(const T* x, std::int64_t rows, std::int64_t columns, G* out, bool add) {
+    column_sum_kernel(const T* x, std::int64_t rows, std::int64_t columns, ColumnSumsOut<G> out,
+                      bool add) {
   __shared__ float part[kSumRows][kSumColumns];
   const auto row = static_cast<int>(threadIdx.x) / kSumColumns;
   const auto lane = static_cast<int>(threadIdx.x) % kSumColumns;
@@ -21,7 +30,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
   float sum = 0;
   if (c < columns) {
     const T* from = x + matrix * rows * columns + c;
-#pragma unroll 4
+#pragma unroll 8
     for (std::int64_t r = row; r < rows; r += kSumRows) sum = sum + load_one(from + r * columns);
   }
   part[row][lane] = sum;
@@ -30,7 +39,8 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
     if (row < half) part[row][lane] = part[row][lane] + part[row + half][lane];
   }
   if (row == 0 && c < columns) {
-    G* to = out + matrix * columns + c;
+    G* to = matrix < out.split ? out.first + matrix * columns + c
+                               : out.others + (matrix - out.split) * columns + c;
     const float total = part[0][lane];
     store_one(to, add ? load_one(to) + total : total);
   }

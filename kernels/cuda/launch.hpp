@@ -39,4 +39,14 @@ void launch(const Launch& l, void (*kernel)(Parameters...),
   check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), l.operation);
 }
 
+/// Launches a kernel that may need more shared memory than is had without asking.
+template <typename... Parameters>
+void launch_large(const Launch& l, void (*kernel)(Parameters...),
+                  const std::type_identity_t<Parameters>&... arguments) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(l.shared_bytes)),
+             l.operation);
+  launch(l, kernel, arguments...);
+}
+
 }  // namespace tessera::kernels::cuda

@@ -41,7 +41,7 @@ void sum_rows(const LinearBackwardWeight& a, const Context& context) {
             .blocks = ceil_div(sums.columns, kSumColumns),
             .threads = kSumColumns * kSumRows},
            column_sum_kernel<float, T>, partial, sums.chunks, sums.columns,
-           reinterpret_cast<T*>(a.d_bias.data), a.write == Write::add);
+           ColumnSumsOut<T>{.first = reinterpret_cast<T*>(a.d_bias.data)}, a.write == Write::add);
   });
 }
 

@@ -40,6 +40,7 @@ constexpr int kProposals = 32;     // asked of the library
 constexpr int kSamples = 7;        // of a proposal's time, of which the median counts
 constexpr int kRunsPerSample = 4;  // so that a sample is long beside the clock's resolution
 constexpr float kHopeless = 2;     // times the best's, twice: there are no more samples then
+constexpr float kAsFast = 1.02F;   // times the best's, which another measurement may give it
 constexpr std::int64_t kPlacement = kWorkspaceAlignment;  // of operands while timing
 
 /// No sum whose order depends on which block comes first, and none rounded to the result's type.
@@ -260,8 +261,8 @@ struct Matmul::Library {
                              queue.stream);
   }
 
-  /// The fastest of the algorithms that the library proposes for the product; nothing where it
-  /// refuses all of them.
+  /// The first that is as fast as any of the algorithms that the library proposes for the product,
+  /// so that runs seldom differ in what they choose; nothing where it refuses all of them.
   std::optional<Algorithm> fastest(const GemmKey& key, const Product& p, std::byte* memory) const {
     const TimingPlaces places(key);
     // A number of ordinary size whatever the type: products of zeros take less power.
@@ -279,7 +280,7 @@ struct Matmul::Library {
       return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
     };
     const auto begin = make_event(), end = make_event();
-    std::optional<Algorithm> best;
+    std::vector<std::pair<Algorithm, float>> timed;
     float least = std::numeric_limits<float>::infinity();
     for (const Algorithm& algorithm : proposals(key, p)) {
       if (queue_one(algorithm) != CUBLAS_STATUS_SUCCESS) continue;  // refused after all
@@ -293,9 +294,13 @@ struct Matmul::Library {
                    "timing a matrix product");
         if (times.size() == 2 && std::ranges::min(times) > kHopeless * least) break;
       }
-      if (const float time = median(times); time < least) least = time, best = algorithm;
+      timed.emplace_back(algorithm, median(times));
+      least = std::min(least, timed.back().second);
     }
-    return best;
+    for (const auto& [algorithm, time] : timed) {
+      if (time <= kAsFast * least) return algorithm;
+    }
+    return std::nullopt;
   }
 
   CublasLt lt;

@@ -1,4 +1,6 @@
 // Norms on a GPU: checks arguments, launches the kernels.
+#include <algorithm>
+
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/add_norm.cuh"
 #include "kernels/cuda/column_sum.cuh"
@@ -10,9 +12,9 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Runs of a row that a thread keeps in registers; backward keeps four numbers for one of forward,
-// and more of them rather than sums in memory.
-constexpr int kForwardRuns = 4, kBackwardRuns = 1, kMostBackwardRuns = 2;
+// Runs of a row that a thread keeps in registers, and how many where not even 512 threads have
+// enough of them.
+constexpr int kRuns = 1, kMostRuns = 2;
 
 /// Whether every head begins where a wide access may.
 template <int V>
@@ -39,10 +41,12 @@ void add_norm(const AddNorm& a, const Context& context) {
                       .heads = static_cast<int>(a.heads),
                       .eps = a.eps,
                       .layernorm = a.kind == NormKind::layernorm};
-  with_team<V, kForwardRuns>(columns, [&]<int kRuns>(Team team) {
+  with_team<V, kRuns, kMostRuns>(columns, [&]<int kKept>(Team team) {
+    constexpr std::int64_t kThreads = 1024;  // of a multiprocessor: each goes over several rows
     body.team = team;
-    launch(on(context, a.kName, ceil_div(rows, team.per_block()) * a.heads, team.block()),
-           add_norm_kernel<T, kRuns>, body);
+    const std::int64_t blocks = std::min(ceil_div(rows, team.per_block()),
+                                         context.multiprocessors * (kThreads / team.block()));
+    launch(on(context, a.kName, blocks * a.heads, team.block()), add_norm_kernel<T, kKept>, body);
   });
 }
 
@@ -69,22 +73,30 @@ void norm_backward(const NormBackward& a, const NormPartials& sums, float* weigh
                            .layernorm = a.kind == NormKind::layernorm,
                            .wide = columns_wide<V>(sums.columns, sums.heads) &&
                                    wide<V>({a.d_out, a.d_resid, a.sum, a.weight, a.d_sum})};
-  with_team<V, kBackwardRuns, kMostBackwardRuns>(sums.columns, [&]<int kRuns>(Team team) {
+  with_team<V, kRuns, kMostRuns>(sums.columns, [&]<int kKept>(Team team) {
     body.team = team;
-    launch(on(context, a.kName, a.groups * sums.chunks * sums.heads, team.block(),
-              team.per_block() > 1 ? 2 * sums.columns * size_of(DType::f32) : 0),
-           norm_backward_kernel<T, kRuns>, body);
+    std::int64_t ahead = 0;
+    if constexpr (kKept > 0) ahead = team.block() * RowRuns<T, kKept>::kSharedBytes;
+    const std::int64_t totals = team.per_block() > 1 ? 2 * sums.columns * size_of(DType::f32) : 0;
+    launch_large(
+        on(context, a.kName, a.groups * sums.chunks * sums.heads, team.block(), ahead + totals),
+        norm_backward_kernel<T, kKept>, body);
   });
 }
 
-/// out (+)= the chunks' sums, group by group.
-void add_up(const NormBackward& a, const NormPartials& sums, const float* partial, const View& out,
+/// The weights' gradients (+)= the chunks' sums, group by group; those of biases lie behind those
+/// of weights.
+void add_up(const NormBackward& a, const NormPartials& sums, const float* partial,
             const Context& context) {
-  with_type(out.type, [&]<typename G>() {
-    launch(on(context, a.kName, a.groups * ceil_div(sums.columns, kSumColumns),
+  const std::int64_t matrices = a.groups * (a.d_bias ? 2 : 1);
+  with_type(a.d_weight.type, [&]<typename G>() {
+    launch(on(context, a.kName, matrices * ceil_div(sums.columns, kSumColumns),
               kSumColumns * kSumRows),
            column_sum_kernel<float, G>, partial, sums.chunks * sums.heads, sums.columns,
-           reinterpret_cast<G*>(out.data), a.write == Write::add);
+           ColumnSumsOut<G>{.first = reinterpret_cast<G*>(a.d_weight.data),
+                            .others = reinterpret_cast<G*>(a.d_bias.data),
+                            .split = a.groups},
+           a.write == Write::add);
   });
 }
 
@@ -101,8 +113,7 @@ void run(const NormBackward& a, const Context& context) {
   auto* weights = reinterpret_cast<float*>(a.scratch.data);
   float* biases = weights + sums.groups * sums.chunks * sums.heads * sums.columns;
   with_type(a.sum.type, [&]<typename T>() { norm_backward<T>(a, sums, weights, biases, context); });
-  add_up(a, sums, weights, a.d_weight, context);
-  if (a.d_bias) add_up(a, sums, biases, a.d_bias, context);
+  add_up(a, sums, weights, context);
 }
 
 void run(const AddPending& a, const Context& context) {

@@ -47,6 +47,16 @@ struct Team {
   __device__ __forceinline__ T sum(T x, T* shared) const {
     return over_warps(warp_sum(x), shared, [](T a, T b) { return a + b; });
   }
+  /// Two sums by one barrier, with room for twice as many values.
+  __device__ __forceinline__ void sum_both(float& x, float& y, float* shared) const {
+    x = warp_sum(x), y = warp_sum(y);
+    if (threads == 32) return;
+    auto* both = reinterpret_cast<float2*>(shared);
+    if (threadIdx.x % 32 == 0) both[threadIdx.x / 32] = make_float2(x, y);
+    __syncthreads();
+    x = both[0].x, y = both[0].y;
+    for (int i = 1; i < threads / 32; ++i) x = x + both[i].x, y = y + both[i].y;
+  }
   template <typename T>
   __device__ __forceinline__ T max(T x, T* shared) const {
     return over_warps(warp_max(x), shared, [](T a, T b) { return b > a ? b : a; });

@@ -74,7 +74,9 @@ struct RawRun {
   std::uint32_t word[kWords];
 
   __device__ __forceinline__ void read(const T* p) {
-    if constexpr (kWords == 2) {
+    if constexpr (kWords == 1) {
+      word[0] = *reinterpret_cast<const std::uint32_t*>(p);
+    } else if constexpr (kWords == 2) {
       const uint2 w = *reinterpret_cast<const uint2*>(p);
       word[0] = w.x, word[1] = w.y;
     } else {
@@ -82,6 +84,27 @@ struct RawRun {
       for (int i = 0; i < kWords / 4; ++i) {
         const uint4 w = reinterpret_cast<const uint4*>(p)[i];
         word[4 * i] = w.x, word[4 * i + 1] = w.y, word[4 * i + 2] = w.z, word[4 * i + 3] = w.w;
+      }
+    }
+  }
+  /// The first `count` elements; those beyond are 0. Nothing waits for them before they are
+  /// unpacked, so that several runs can be on their way.
+  __device__ __forceinline__ void read(const T* p, int count, bool wide) {
+    if (wide && count >= V) return read(p);
+    const auto bits = [&](int i) -> std::uint32_t {
+      if (i >= count) return 0;
+      if constexpr (sizeof(T) == 4) {
+        return std::bit_cast<std::uint32_t>(p[i]);
+      } else {
+        return p[i].bits;
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        word[i] = bits(i);
+      } else {
+        word[i] = bits(2 * i) | bits(2 * i + 1) << 16;
       }
     }
   }

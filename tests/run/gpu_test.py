@@ -4,6 +4,7 @@ reason, where there is no GPU."""
 
 import ctypes
 import json
+import shutil
 import sys
 import unittest
 
@@ -11,6 +12,7 @@ from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
 
 ORACLE = SOURCE / "tests" / "data" / "oracle"
 SKIPPED = 77
+ALGORITHMS = "matmul_algorithms.txt"  # of a run's products
 # Each rank calls itself a node of its own, for NCCL does not let ranks of a node share a GPU.
 SHARE = 'NCCL_HOSTID=rank${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exec "$@"'
 SECOND_WITHOUT = """[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ] && export CUDA_VISIBLE_DEVICES=
@@ -50,6 +52,21 @@ def gpu_deck(data, **changes):
 
 
 class Gpu(RunTest):
+    def deck(self, name, deck):
+        """Runs of a test compute products by the algorithms that the first of them has timed: other
+        times may choose others, which round otherwise."""
+        chosen = self.dir / ALGORITHMS
+        if chosen.exists():
+            (self.dir / name).mkdir(exist_ok=True)
+            shutil.copy(chosen, self.dir / name)
+        return super().deck(name, deck)
+
+    def numbers(self, name):
+        chosen = self.dir / name / ALGORITHMS
+        if chosen.exists():  # not of the CPU's runs
+            shutil.copy(chosen, self.dir)
+        return super().numbers(name)
+
     def share(self, ranks, deck_path, *sets):
         """As train(), with ranks that share GPUs."""
         options = [x for s in sets for x in ("--set", s)]

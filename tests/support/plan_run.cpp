@@ -58,17 +58,18 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
                  train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks)
     : PlanRun(inputs, device, std::move(plan), std::move(groups),
-              std::make_unique<memory::HostTier>(),
+              std::make_unique<memory::HostTier>(), std::make_unique<memory::HostTier>(),
               std::make_unique<streams::HostStreams>(std::move(tasks))) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
                  train::Groups groups, std::unique_ptr<memory::Tier> tier,
-                 std::unique_ptr<streams::Streams> streams)
+                 std::unique_ptr<memory::Tier> host_tier, std::unique_ptr<streams::Streams> streams)
     : inputs_(inputs),
       device_(std::make_unique<Watching>(device, *tier)),
       groups_(std::move(groups)),
       plan_(std::move(plan)),
       tier_(std::move(tier)),
+      host_tier_(std::move(host_tier)),
       streams_(std::move(streams)) {
   plan::ArenaBytes bytes = plan_.arena_bytes;
   if (plan::leaves_work(inputs_) && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
@@ -80,12 +81,12 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
     disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
         .directories = {disk_->path(), disk_->path()}, .block = 4096, .depth = 2});
   }
-  const train::Tiers tiers{{tier_.get(), &host_tier_, disk_tier_.get()}};
+  const train::Tiers tiers{{tier_.get(), host_tier_.get(), disk_tier_.get()}};
   train::PlanMemory memory{};
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
     memory::Tier* of = tiers[plan::location_of(id)];
     arenas_[id] =
-        std::make_unique<memory::Arena>(word, of == nullptr ? host_tier_ : *of, bytes[id]);
+        std::make_unique<memory::Arena>(word, of == nullptr ? *host_tier_ : *of, bytes[id]);
     memory[id] = arenas_[id]->base();
   }
   state_.emplace(inputs_, plan_.place, arenas_);

@@ -40,10 +40,10 @@ class PlanRun {
   /// Any plan of these inputs, over any streams of a CPU.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
           train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks);
-  /// Any plan on any device: its memory and streams.
+  /// Any plan on any device: its memory, the host's beside it, and streams.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
           train::Groups groups, std::unique_ptr<memory::Tier> tier,
-          std::unique_ptr<streams::Streams> streams);
+          std::unique_ptr<memory::Tier> host_tier, std::unique_ptr<streams::Streams> streams);
   ~PlanRun();
 
   /// With what the last step has left to do.
@@ -87,8 +87,7 @@ class PlanRun {
   train::Groups groups_;
   plan::Plan plan_;
   std::optional<plan::Plan> flush_;  // where steps leave their updates to the next
-  std::unique_ptr<memory::Tier> tier_;
-  memory::HostTier host_tier_;
+  std::unique_ptr<memory::Tier> tier_, host_tier_;
   std::optional<TemporaryDirectory> disk_;
   std::unique_ptr<memory::DiskTier> disk_tier_;  // where the plan has something on disks
   train::Arenas arenas_;

@@ -57,7 +57,7 @@ struct Gpu {
   std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape) {
     return std::make_unique<PlanRun>(
         inputs, *device, plan::make_plan(inputs, shape, {}), train::self_groups(),
-        std::make_unique<memory::CudaTier>(queue),
+        std::make_unique<memory::CudaTier>(queue), std::make_unique<memory::PinnedTier>(),
         std::make_unique<streams::CudaStreams>(queue, std::make_unique<HostTasks>()));
   }
 };
@@ -172,8 +172,8 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
     EXPECT_NEAR(shown[1].norm, shown[0].norm, share * shown[0].norm);
     for (std::size_t u = 0; u < there.state().units().size(); ++u) {
       // After one step Adam's first moment is the gradient but for a factor.
-      const auto want = widened(there.real(there.state().units()[u].kept[1].live)),
-                 got = widened(here->real(here->state().units()[u].kept[1].live));
+      const auto want = there.values(there.state().units()[u].kept[1].live),
+                 got = here->values(here->state().units()[u].kept[1].live);
       ASSERT_EQ(got.size(), want.size());
       double squares = 0, apart = 0;
       for (std::size_t i = 0; i < want.size(); ++i) {
@@ -249,8 +249,8 @@ TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
     EXPECT_EQ(profile.ops.size(), once->plan().ops.size());
   }
   for (std::size_t u = 0; u < once->state().units().size(); ++u) {
-    EXPECT_EQ(widened(once->real(once->state().units()[u].parameters)),
-              widened(again->real(again->state().units()[u].parameters)));
+    EXPECT_EQ(once->values(once->state().units()[u].parameters),
+              again->values(again->state().units()[u].parameters));
   }
 }
 
