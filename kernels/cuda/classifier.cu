@@ -7,8 +7,28 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-/// For a row of so many tokens: small ones leave no thread idle.
-Team team_of(std::int64_t tokens) { return {tokens <= 4096 ? 128 : Team::kMostThreads}; }
+/// For a row of so many tokens: small ones leave no thread idle, and where a row alone fills a
+/// multiprocessor's shared memory its threads fill the rest.
+template <typename T>
+Team team_of(std::int64_t tokens) {
+  constexpr std::int64_t kHalfOfShared = 112 * 1024;  // of the largest, an H100's
+  const bool alone = tokens * static_cast<std::int64_t>(sizeof(T)) > kHalfOfShared;
+  return {tokens <= 4096 ? 128 : alone ? kRowThreadsAtMost : kRowThreadsAtMost / 2};
+}
+
+/// How many of a row's columns fit into shared memory: whole runs.
+template <typename T>
+int held_columns(std::int64_t tokens, const Context& context) {
+  constexpr std::int64_t kRunBytes = kRun<T> * sizeof(T), kOtherBytes = 1024;
+  const std::int64_t fitting = std::max<std::int64_t>(0, context.shared_bytes - kOtherBytes);
+  return static_cast<int>(kRun<T> * std::min(ceil_div(tokens, kRun<T>), fitting / kRunBytes));
+}
+
+/// Columns of a row, which kernels count in 32 bits, a little beyond its end too.
+int narrow(std::int64_t columns) {
+  TESSERA_CHECK(columns <= 1 << 30, "a row of {} logits", columns);
+  return static_cast<int>(columns);
+}
 
 /// How many of a part's columns are tokens; the others are padding.
 template <typename Operation>
@@ -21,19 +41,22 @@ std::int64_t tokens_here(const Operation& a) {
 void run(const Classify& a, const Context& context) {
   check(a);
   with_type(a.logits.type, [&]<typename T>() {
+    const int held = a.scale ? held_columns<T>(a.vocab, context) : 0;
     const ClassifyRows<T> rows{.logits = rows_of<T>(a.logits),
                                .targets = a.targets.as<std::int32_t>(),
                                .losses = a.losses.as<float>(),
                                .scale = a.scale.as<float>(),
-                               .team = team_of(a.vocab),
-                               .columns = a.logits.cols(),
-                               .vocab = a.vocab,
+                               .team = team_of<T>(a.vocab),
+                               .columns = narrow(a.logits.cols()),
+                               .vocab = narrow(a.vocab),
+                               .held = held,
                                .soft_cap = a.soft_cap,
                                .terms = a.terms,
                                .wide = wide<kRun<T>>({a.logits})};
     with_cap(a.soft_cap, [&]<bool kCapped>() {
-      launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_kernel<T, kCapped>,
-             rows);
+      launch_large(
+          on(context, a.kName, a.logits.rows(), rows.team.block(), held * size_of(a.logits.type)),
+          classify_kernel<T, kCapped>, rows);
     });
   });
 }
@@ -45,10 +68,10 @@ void run(const ClassifyPart& a, const Context& context) {
     const ClassifyPartRows<T> rows{.logits = rows_of<T>(a.logits),
                                    .targets = a.targets.as<std::int32_t>(),
                                    .stats = a.stats.as<float>(),
-                                   .team = team_of(tokens),
+                                   .team = team_of<T>(tokens),
                                    .first_token = a.first_token,
-                                   .tokens = tokens,
                                    .vocab = a.vocab,
+                                   .tokens = narrow(tokens),
                                    .soft_cap = a.soft_cap,
                                    .wide = wide<kRun<T>>({a.logits})};
     with_cap(a.soft_cap, [&]<bool kCapped>() {

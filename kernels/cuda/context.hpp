@@ -13,7 +13,8 @@ using Queue = CudaQueue;
 
 struct Context {
   const Queue& queue;
-  int multiprocessors;  // for the size of grids; no bit of a result depends on it
+  int multiprocessors;        // for the size of grids; no bit of a result depends on it
+  std::int64_t shared_bytes;  // that a block may have; no bit of a result depends on it either
   ProductRules rules;
   Matmul& matmul;
   Sdpa& sdpa;

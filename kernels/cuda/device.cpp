@@ -6,18 +6,24 @@
 namespace tessera::kernels {
 namespace {
 
-int multiprocessors() {
-  int device = 0, count = 0;
+int attribute(cudaDeviceAttr which, const char* what) {
+  int device = 0, value = 0;
   check_cuda(cudaGetDevice(&device), "the current device");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "a device's multiprocessors");
-  return count;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), what);
+  return value;
 }
 
 class CudaDevice final : public Device {
  public:
   CudaDevice(const cuda::Queue& queue, CudaLibraries& libraries, const cuda::ProductRules& rules)
-      : context_{queue, multiprocessors(), rules, libraries.matmul, libraries.sdpa} {}
+      : context_{.queue = queue,
+                 .multiprocessors =
+                     attribute(cudaDevAttrMultiProcessorCount, "a device's multiprocessors"),
+                 .shared_bytes =
+                     attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "a block's shared memory"),
+                 .rules = rules,
+                 .matmul = libraries.matmul,
+                 .sdpa = libraries.sdpa} {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {
     return std::visit([](const auto& args) { return cuda::scratch_bytes(args); }, call);

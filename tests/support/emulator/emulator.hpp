@@ -17,6 +17,9 @@ inline constexpr int kWarp = 32;
 /// Bytes of shared memory: what a block may ask for, and how much of it without opting in.
 inline constexpr std::size_t kSharedBytes = 227 * 1024, kSharedBytesByDefault = 48 * 1024;
 
+/// What a block may ask for from here on, for devices made later; kSharedBytes at first.
+void set_shared_bytes(std::size_t bytes);
+
 struct Extent {
   unsigned x = 1, y = 1, z = 1;
   std::size_t count() const { return std::size_t{x} * y * z; }

@@ -16,6 +16,7 @@ constexpr int kMultiprocessors = 3;  // few, so that tests' grids wrap around
 
 struct Opted {
   std::mutex mutex;
+  std::size_t most = tessera::emulator::kSharedBytes;
   std::map<const void*, std::size_t> bytes;  // by kernel
 };
 Opted& opted() {
@@ -25,6 +26,12 @@ Opted& opted() {
 
 }  // namespace
 
+void tessera::emulator::set_shared_bytes(std::size_t bytes) {
+  Opted& all = opted();
+  const std::lock_guard lock(all.mutex);
+  all.most = bytes;
+}
+
 std::size_t tessera::emulator::shared_limit(const void* kernel) {
   Opted& all = opted();
   const std::lock_guard lock(all.mutex);
@@ -33,10 +40,9 @@ std::size_t tessera::emulator::shared_limit(const void* kernel) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
-  if (value < 0 || static_cast<std::size_t>(value) > tessera::emulator::kSharedBytes)
-    return cudaErrorInvalidValue;
   Opted& all = opted();
   const std::lock_guard lock(all.mutex);
+  if (value < 0 || static_cast<std::size_t>(value) > all.most) return cudaErrorInvalidValue;
   all.bytes[kernel] = static_cast<std::size_t>(value);
   return cudaSuccess;
 }
@@ -66,9 +72,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMultiProcessorCount: *value = kMultiprocessors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(tessera::emulator::kSharedBytes);
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: {
+      const std::lock_guard lock(opted().mutex);
+      *value = static_cast<int>(opted().most);
       break;
+    }
   }
   return cudaSuccess;
 }
