@@ -93,6 +93,26 @@ TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
   }
 }
 
+TEST(Gemm, BiasGradientsAreSummedIntoF32Alone) {
+  for (const auto& [type, to] : {std::pair{DType::bf16, DType::f32},
+                                 {DType::f16, DType::f32},
+                                 {DType::bf16, DType::bf16},
+                                 {DType::f32, DType::f32}}) {
+    const Tensor y(type, {6, 40}), x(type, {6, 16}), w(to, {40, 16}), bias(to, {40});
+    LinearBackwardWeight gradient{
+        .d_y = y.view(), .x = x.view(), .d_weight = w.view(), .d_bias = bias.view()};
+    const bool summed = type != DType::f32 && to == DType::f32;
+    const GemmKey key = gemm_of(gradient, ProductRules{}).key;
+    EXPECT_EQ(key.epilogue, summed ? Epilogue::bias_gradient : Epilogue::none);
+    EXPECT_FALSE(key.bias);
+    const GemmKey apart = gemm_of(gradient, ProductRules{.bias_gradient = false}).key;
+    EXPECT_EQ(apart.epilogue, Epilogue::none);
+    EXPECT_EQ(gemm_of(gradient, ProductRules{}, Refusals{key}).key, apart);
+    gradient.d_bias = {};
+    EXPECT_EQ(gemm_of(gradient, ProductRules{}).key, apart);
+  }
+}
+
 // Both along k, so that what is summed over rows is turned.
 TEST(Gemm, OfFp8OperandsAreOfCodesInScratch) {
   const Tensor x(DType::bf16, {32, 48}, 16), w(DType::bf16, {80, 48}), y(DType::bf16, {32, 80}),
