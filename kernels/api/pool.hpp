@@ -6,9 +6,9 @@
 
 namespace tessera::kernels {
 
-/// out[b] = the mean of x[b, t] over the tokens of the sample's first document, added in f32 in
-/// their order and multiplied with 1 / their number; or the vector of its first or of its last
-/// token.
+/// out[b] = the mean of x[b, t] over the tokens of the sample's first document, added in f32 and
+/// multiplied with 1 / their number; or the vector of its first or of its last token. A sum has
+/// sixteen parts, each of every sixteenth token in their order, which are folded by halves.
 struct Pool {
   static constexpr const char* kName = "pool";
   View x;          // (B, T, C)

@@ -10,14 +10,16 @@ namespace tessera::kernels::cuda {
 void run(const Pool& a, const Context& context) {
   check(a);
   with_type(a.x.type, [&]<typename T>() {
-    using Run = PoolRun<T>;
-    const Run body{.x = rows_of<T>(a.x),
-                   .out = rows_of<T>(a.out),
-                   .documents = a.documents.as<std::int32_t>(),
-                   .tokens = a.x.extent(1),
-                   .kind = a.kind,
-                   .wide = wide<Run::V>({a.x, a.out})};
-    map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
+    const std::int64_t columns = a.out.cols(), strips = ceil_div(columns, kPoolStrip);
+    const PoolRows<T> rows{.x = rows_of<T>(a.x),
+                           .out = rows_of<T>(a.out),
+                           .documents = a.documents.as<std::int32_t>(),
+                           .tokens = a.x.extent(1),
+                           .columns = columns,
+                           .strips = strips,
+                           .kind = a.kind,
+                           .wide = wide<kPoolRun>({a.x, a.out})};
+    launch(on(context, a.kName, a.out.rows() * strips, kPoolThreads), pool_kernel<T>, rows);
   });
 }
 

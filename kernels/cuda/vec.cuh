@@ -109,7 +109,9 @@ struct RawRun {
     }
   }
   __device__ __forceinline__ void write(T* p) const {
-    if constexpr (kWords == 2) {
+    if constexpr (kWords == 1) {
+      *reinterpret_cast<std::uint32_t*>(p) = word[0];
+    } else if constexpr (kWords == 2) {
       *reinterpret_cast<uint2*>(p) = make_uint2(word[0], word[1]);
     } else {
 #pragma unroll

@@ -17,10 +17,14 @@ void pool(const Pool& a, Range elements) {
       for_vectors(
           last - first, [&](std::int64_t i, std::int64_t n) __attribute__((always_inline)) {
             const std::int64_t c = first + i;
-            Vec sum = load(row_of<T>(a.x, b * tokens + pooled.begin) + c, n);
-            for (std::int64_t t = pooled.begin + 1; t < pooled.end; ++t)
-              sum = sum + load(row_of<T>(a.x, b * tokens + t) + c, n);
-            store(row_of<T>(a.out, b) + c, sum * share, n);
+            Vec part[kPoolParts];
+            for (int p = 0; p < kPoolParts; ++p) {
+              part[p] = Vec(0.0F);
+              for (std::int64_t t = pooled.begin + p; t < pooled.end; t += kPoolParts)
+                part[p] = part[p] + load(row_of<T>(a.x, b * tokens + t) + c, n);
+            }
+            fold_parts(part);
+            store(row_of<T>(a.out, b) + c, part[0] * share, n);
           });
       at += last - first;
     }

@@ -147,8 +147,8 @@ TEST_F(BackEnds, AgreeOnEmbedding) {
 }
 
 TEST_F(BackEnds, AgreeOnPooling) {
-  for_shapes([](DType type, const Shape& s, const std::string& what) {
-    const Tensor x = random(type, s, 3), documents = documents_of(s, 3);
+  const auto expect = [](DType type, const Shape& s, const std::string& what) {
+    const Tensor x = random(type, s, 3), documents = documents_of(s, s.tokens * 2 / 5 + 1);
     const auto d = Tensor::random(type, {s.samples, s.columns}, 4, 1, s.gap);
     for (const Pooling kind : {Pooling::mean, Pooling::first, Pooling::last}) {
       for (const View& within : {View(), documents.view()}) {
@@ -167,7 +167,14 @@ TEST_F(BackEnds, AgreeOnPooling) {
             what + ", " + std::string(enum_word(kind)));
       }
     }
-  });
+  };
+  for_shapes(expect);
+  for (const DType type : kTypes) {  // more tokens than a thread has on their way at a time
+    for (const std::int64_t gap : {0, 3}) {
+      const Shape s{2, 601, 70, gap};
+      expect(type, s, fmt::format("{} tokens of {} + {}", s.tokens, to_string(type), gap));
+    }
+  }
 }
 
 // Hot tokens have several hundred places, in several tiles of the sort; rows need three digits.
