@@ -93,16 +93,25 @@ void run(const TreeSum& a, const Context& context) {
   });
 }
 
+namespace {
+
+/// As many blocks as are at work at once, all of whose warps have a tile of n elements.
+std::int64_t exact_blocks(std::int64_t n, std::int64_t sums, const Context& context) {
+  return std::min(ceil_div(n, kExactWarps * kExactTile),
+                  ceil_div(8 * std::int64_t{context.multiprocessors}, sums));
+}
+
+}  // namespace
+
 void run(const ExactSum& a, const Context& context) {
   check(a);
   const std::int64_t n = a.x.elements();
   with_type(a.x.type, [&]<typename T>() {
     const View x = a.x.range(0, n);
-    const std::int64_t tiles = ceil_div(n, kExactWarps * kExactTile);
-    launch(on(context, a.kName, std::min<std::int64_t>(tiles, 8 * context.multiprocessors),
-              32 * kExactWarps),
-           exact_sum_kernel<T>, x.as<T>(), n, a.of == ExactSum::Of::squares, wide<kRun<T>>({x}),
-           reinterpret_cast<Atomic*>(a.accumulator.data));
+    const bool squares = a.of == ExactSum::Of::squares;
+    launch(on(context, a.kName, exact_blocks(n, 1, context), 32 * kExactWarps),
+           squares ? exact_sum_kernel<T, true> : exact_sum_kernel<T, false>, x.as<T>(), n,
+           wide<kRun<T>>({x}), reinterpret_cast<Atomic*>(a.accumulator.data));
   });
   launch(on(context, a.kName, 1, 32), exact_normalise_kernel, a.accumulator.as<std::int64_t>());
 }
@@ -111,8 +120,9 @@ void run(const ExactSums& a, const Context& context) {
   check(a);
   const std::int64_t rows = a.x.rows(), columns = a.x.cols();
   with_type(a.x.type, [&]<typename T>() {
-    launch(on(context, a.kName, rows, 32 * kExactWarps), exact_sums_kernel<T>, a.x.as<T>(), columns,
-           a.into.as<std::int32_t>(), wide<kRun<T>>({a.x}),
+    const std::int64_t blocks = rows > 0 ? exact_blocks(columns, rows, context) : 0;
+    launch(on(context, a.kName, rows * blocks, 32 * kExactWarps), exact_sums_kernel<T>, a.x.as<T>(),
+           columns, blocks, a.into.as<std::int32_t>(), wide<kRun<T>>({a.x}),
            reinterpret_cast<Atomic*>(a.accumulators.data));
   });
   launch(on(context, a.kName, a.accumulators.rows(), 32), exact_normalise_kernel,

@@ -4,33 +4,40 @@
 
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "core/exact_sum.hpp"
 
 namespace tessera::exact_words {
 
-/// add(limb, part) for each limb that `value` has a part in, |part| < 2^32; finite, a multiple of
-/// 2^-320.
+/// add(limb, part) for each limb that a number has a part in, |part| < 2^32: `magnitude` times
+/// 2^exponent or the negative of that, a multiple of 2^-320.
+template <typename Add>
+constexpr void split(std::uint64_t magnitude, int exponent, bool negative, Add&& add) {
+  const int shift = exponent - kExactSumExponent;
+  unsigned __int128 wide = magnitude;
+  int limb = 0;
+  if (shift >= 0) {
+    limb = shift / 32;
+    wide <<= shift % 32;
+  } else {
+    wide >>= -shift;  // the bits below are 0: it is a multiple of 2^-320
+  }
+  for (; wide != 0; wide >>= 32, ++limb) {
+    const auto part = static_cast<std::int64_t>(static_cast<std::uint64_t>(wide) & 0xffffffffU);
+    add(limb, negative ? -part : part);
+  }
+}
+
+/// The same of a finite number.
 template <typename Add>
 constexpr void split(double value, Add&& add) {
   if (value == 0) return;
   const auto bits = std::bit_cast<std::uint64_t>(value);
   const auto exponent = static_cast<int>((bits >> 52) & 0x7ffU);
   const std::uint64_t mantissa =
-      (bits & ((1ULL << 52) - 1)) | (1ULL << 52);         // f32 products are never denormal doubles
-  const int shift = exponent - 1075 - kExactSumExponent;  // value = mantissa * 2^(shift - 320)
-  unsigned __int128 wide = mantissa;
-  int limb = 0;
-  if (shift >= 0) {
-    limb = shift / 32;
-    wide <<= shift % 32;
-  } else {
-    wide >>= -shift;  // the bits below are 0: value is a multiple of 2^-320
-  }
-  for (; wide != 0; wide >>= 32, ++limb) {
-    const auto part = static_cast<std::int64_t>(static_cast<std::uint64_t>(wide) & 0xffffffffU);
-    add(limb, value < 0 ? -part : part);
-  }
+      (bits & ((1ULL << 52) - 1)) | (1ULL << 52);  // f32 products are never denormal doubles
+  split(mantissa, exponent - 1075, value < 0, std::forward<Add>(add));
 }
 
 constexpr void normalise(std::int64_t* words) {

@@ -267,6 +267,31 @@ TEST(ExactSum, HoldsABlockOfTheLargestTerms) {
   });
 }
 
+// A GPU's warps keep sums of several tiles as integers. Here each has a dozen tiles (the emulator's
+// 24 blocks of 8 warps take 512 elements each in turn): of terms as large as their exponent allows,
+// then of some far above those before and far below, also within a tile.
+TEST(ExactSum, HoldsManyTilesOfTermsOfAnySize) {
+  constexpr std::int64_t kRound = 24 * 8 * 512;
+  constexpr int kPowers[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 10, -20, -60, 0};
+  for_devices([&](Device& device) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+      Tensor x(type, {kRound * std::ssize(kPowers)});
+      for (std::int64_t i = 0; i < x.size(); ++i) {
+        const auto round = static_cast<std::size_t>(i / kRound);
+        const double most = type == DType::f32 ? 0x1.fffffep0 : 0x1.fep0;
+        x.set(i, std::ldexp(most, kPowers[round] - (i % 1999 == 0 && round > 6 ? 40 : 0)));
+      }
+      for (const ExactSum::Of of : {ExactSum::Of::values, ExactSum::Of::squares}) {
+        Words words{};
+        const View accumulator(reinterpret_cast<std::byte*>(words.data()), DType::i64,
+                               {kExactSumWords});
+        run(device, ExactSum{.x = x.view(), .accumulator = accumulator, .of = of});
+        EXPECT_EQ(words, words_of(x.view(), of)) << to_string(type);
+      }
+    }
+  });
+}
+
 TEST(ExactSum, CancelsToTheLastBit) {
   for_devices([](Device& device) {
     Tensor x = Tensor::random(DType::f32, {10001}, 3, 1e20);
