@@ -101,8 +101,7 @@ void row_gradients(const EmbedBackward& a, const View& table, const PlaceRows& r
   const std::int64_t n = sort.places, columns = a.d.cols();
   with_type(a.d.type, [&]<typename T>() {
     with_type(table.type, [&]<typename G>() {
-      constexpr int V = kRun<T, G>;
-      const std::int64_t slices = ceil_div(columns, 32 * V);
+      const std::int64_t slices = ceil_div(columns, 32 * kRowRun);
       const RowGradients<T, G> gradients{
           .d = rows_of<T>(a.d),
           .table = rows_of<G>(table),
@@ -112,9 +111,10 @@ void row_gradients(const EmbedBackward& a, const View& table, const PlaceRows& r
           .columns = columns,
           .slices = slices,
           .dropout = dropout_mask(a.dropout, a.tokens.extent(1), columns),
-          .wide = wide<V>({a.d, table})};
+          .wide = wide<kRowRun>({a.d, table})};
       launch(on(context, a.kName, ceil_div(n * slices, kRowWarps), kRowThreads),
-             row_gradients_kernel<T, G>, gradients);
+             a.dropout ? row_gradients_kernel<T, G, true> : row_gradients_kernel<T, G, false>,
+             gradients);
     });
   });
 }

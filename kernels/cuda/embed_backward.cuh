@@ -1,5 +1,5 @@
 // Gradient of a table whose rows many places name: a warp adds up the rows of d of one row of the
-// table in the order of their places, 32 runs of columns at a time.
+// table in the order of their places, 128 columns of them.
 #pragma once
 
 #include "kernels/cuda/dropout.cuh"
@@ -8,6 +8,7 @@
 namespace tessera::kernels::cuda {
 
 inline constexpr int kRowThreads = 128, kRowWarps = kRowThreads / 32;
+inline constexpr int kRowRun = 4;  // columns of a lane
 
 template <typename T, typename G>
 struct RowGradients {
@@ -20,49 +21,60 @@ struct RowGradients {
 };
 
 /// Warp w has sorted place w / slices and that slice of its row; it works where a row's places
-/// begin.
-template <typename T, typename G>
+/// begin. Columns of a lane are few, so that many rows can be on their way: a frequent token's rows
+/// are one warp's, one after another.
+template <typename T, typename G, bool kDropped>
 __global__ void __launch_bounds__(kRowThreads) row_gradients_kernel(RowGradients<T, G> a) {
-  constexpr int V = kRun<T, G>, kAhead = 8;  // rows on their way at a time
+  constexpr int V = kRowRun, kAhead = kDropped ? 4 : 32 / RawRun<T, V>::kWords;
   const auto thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const std::int64_t warp = std::int64_t{blockIdx.x} * kRowWarps + thread / 32;
   const std::int64_t first = quotient(warp, a.slices);
   if (first >= a.n) return;
-  const std::int32_t row = a.sorted.rows[first];
-  if (row >= a.rows || (first > 0 && a.sorted.rows[first - 1] == row)) return;
+  const auto row_at = [&](std::int64_t i) { return i < a.n ? a.sorted.rows[i] : -1; };
+  const auto place_at = [&](std::int64_t i) { return i < a.n ? a.sorted.places[i] : 0; };
+  const std::int32_t before = first > 0 ? a.sorted.rows[first - 1] : -1;
+  std::int32_t own_row = row_at(first + lane), own = place_at(first + lane);
+  const std::int32_t row = __shfl_sync(kAllLanes, own_row, 0);
+  if (row >= a.rows || before == row) return;
   const std::int64_t c = ((warp - first * a.slices) * 32 + lane) * V, left = a.columns - c;
   const int count = left < 0 ? 0 : left < V ? static_cast<int>(left) : V;
 
+  G* const to = a.table[row] + c;
+  RawRun<G, V> there;
+  if constexpr (!kDropped) there.read(to, count, a.wide);  // or later: masks take registers
   float sum[V] = {};
-  bool more = true;
-  for (std::int64_t i = first; more; i += 32) {
-    const bool same = i + lane < a.n && a.sorted.rows[i + lane] == row;
-    const int places = __popc(__ballot_sync(kAllLanes, same));  // neighbours, from lane 0 on
-    const std::int32_t own = same ? a.sorted.places[i + lane] : 0;
+  for (std::int64_t i = first;; i += 32) {
+    const int places = __popc(__ballot_sync(kAllLanes, own_row == row));  // from lane 0 on
+    if (places == 0) break;
+    const std::int64_t next = i + 32 + lane;
+    std::int32_t next_row = -1, next_own = 0;
+    if (places == 32) next_row = row_at(next), next_own = place_at(next);
     for (int k = 0; k < places; k += kAhead) {
-      float v[kAhead][V];
-      std::int64_t place[kAhead];
+      RawRun<T, V> run[kAhead];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        place[j] = __shfl_sync(kAllLanes, own, (k + j) % 32);
-        if (k + j < places) load(a.d[place[j]] + c, count, a.wide, v[j]);
+        const std::int32_t place = __shfl_sync(kAllLanes, own, (k + j) % 32);
+        if (k + j < places) run[j].read(a.d[place] + c, count, a.wide);
       }
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (k + j >= places) continue;
-        a.dropout.apply(place[j], c, v[j]);
+        float v[V];
+        run[j].unpack(v);
+        if constexpr (kDropped) a.dropout.apply(__shfl_sync(kAllLanes, own, k + j), c, v);
 #pragma unroll
-        for (int e = 0; e < V; ++e) sum[e] = sum[e] + v[j][e];
+        for (int e = 0; e < V; ++e) sum[e] = sum[e] + v[e];
       }
     }
-    more = places == 32;
+    own_row = next_row, own = next_own;
   }
-  float before[V];
-  load(a.table[row] + c, count, a.wide, before);
+  if constexpr (kDropped) there.read(to, count, a.wide);
+  float v[V];
+  there.unpack(v);
 #pragma unroll
-  for (int e = 0; e < V; ++e) sum[e] = before[e] + sum[e];
-  store(a.table[row] + c, count, a.wide, sum);
+  for (int e = 0; e < V; ++e) sum[e] = v[e] + sum[e];
+  store(to, count, a.wide, sum);
 }
 
 }  // namespace tessera::kernels::cuda
