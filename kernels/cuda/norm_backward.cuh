@@ -291,7 +291,8 @@ __device__ __forceinline__ void add_in_memory(const NormBackwardRows<T>& a,
 }
 
 template <typename T, int kRuns>
-__global__ void __launch_bounds__(Team::kMostThreads) norm_backward_kernel(NormBackwardRows<T> a) {
+__global__ void __launch_bounds__(Team::kMostThreads, kRuns > kRunsAhead ? 1 : 2)
+    norm_backward_kernel(NormBackwardRows<T> a) {
   __shared__ alignas(8) float partial[2][2 * Team::kMostWarps];  // of rows in turn
   const std::int64_t chunk = blockIdx.x / a.heads;
   const NormBackwardPart part{

@@ -147,14 +147,9 @@ struct RawRun {
 /// The first `count` (at most V) elements at p; those beyond are 0.
 template <int V, typename T>
 __device__ __forceinline__ void load(const T* p, int count, bool wide, float (&x)[V]) {
-  if (wide && count >= V) {
-    RawRun<T, V> raw;
-    raw.read(p);
-    raw.unpack(x);
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = i < count ? load_one(p + i) : 0.0F;
-  }
+  RawRun<T, V> raw;
+  raw.read(p, count, wide);
+  raw.unpack(x);
 }
 template <int V, typename T>
 __device__ __forceinline__ void store(T* p, int count, bool wide, const float (&x)[V]) {
