@@ -1,6 +1,7 @@
 #include "kernels/cuda/gemm.hpp"
 
 #include "kernels/cuda/algorithm_table.hpp"
+#include "kernels/cuda/refusals.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "tests/unit/kernels/support.hpp"
 
@@ -359,9 +360,10 @@ TEST(AlgorithmTable, NamesWhatIsWrongInALine) {
       "run/algorithms.txt:5: 12 is no power of two up to 16; remove the file to choose again");
   EXPECT_EQ(with(" t n ", " t x "),
             "run/algorithms.txt:6: 'x' is none of n|t; remove the file to choose again");
-  EXPECT_EQ(with(" gelu 3080", " silu 3080"),
-            "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope|bias_gradient; remove the "
-            "file to choose again");
+  EXPECT_EQ(
+      with(" gelu 3080", " silu 3080"),
+      "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope|bias_gradient; remove the "
+      "file to choose again");
   EXPECT_EQ(with("\nbf16", "\nf64"),
             "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16|e4m3|e5m2; remove the file to "
             "choose again");
