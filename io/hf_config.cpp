@@ -58,9 +58,11 @@ class ConfigReader {
                             allowed_families(&HfFamily::model_type)));
     }
     set("family", family->family, type.place());
+    require_class(*family);
     for (const HfFixedRow& row : family->fixed) require(row);
     for (const HfNumberRow& row : family->numbers) read_number(row);
     for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
+    for (const HfOptionalRow& row : family->optional) read_optional(row);
     for (const HfChoice& choice : family->choices) read_choice(choice);
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
     read_activation(*family);
@@ -74,6 +76,16 @@ class ConfigReader {
   }
 
  private:
+  /// Whether the file has the setting and says null, which is not what a file without it says.
+  bool is_null(std::string_view setting) const {
+    const auto found = root_.raw().find(setting);
+    return found != root_.raw().end() && found->is_null();
+  }
+
+  [[noreturn]] void refuse_null(std::string_view setting, std::string_view allowed) const {
+    root_.fail(fmt::format("{}: null is not supported; allowed: {}", setting, allowed));
+  }
+
   void require(const HfFixedRow& row) {
     known_.insert(row.setting);
     const auto value = root_.find(row.setting);
@@ -81,6 +93,19 @@ class ConfigReader {
       value->fail(
           fmt::format("{} is not supported; allowed: {}", value->shown(), row.value.dump()));
     }
+    const bool none = row.value.is_null() || row.value == false;
+    if (!none && is_null(row.setting)) refuse_null(row.setting, row.value.dump());
+  }
+
+  /// Other classes of a family have other heads.
+  void require_class(const HfFamily& family) const {
+    const auto named = root_.find("architectures");
+    if (family.classes.empty() || !named) return;
+    named->for_each_item([&](const JsonCursor& item) {
+      if (std::ranges::find(family.classes, item.text()) != family.classes.end()) return;
+      item.fail(fmt::format("the head of a {} is not supported; allowed: {}", item.text(),
+                            fmt::join(family.classes, ", ")));
+    });
   }
 
   void read_number(const HfNumberRow& row) {
@@ -88,14 +113,20 @@ class ConfigReader {
     const auto value = root_.find(row.setting);
     if (!value) {
       if (row.otherwise.is_null()) (void)root_[row.setting];  // says that it is missing
-      return set(row.key, row.otherwise, root_.place());
+      const bool null = is_null(row.setting);
+      if (null && row.none.is_null())
+        refuse_null(row.setting, fmt::format("a value, or no such setting, which means {}",
+                                             row.otherwise.dump()));
+      return set(row.key, null ? row.none : row.otherwise, root_.place());
     }
     const auto& member = field_of(row.key).member;
     if (std::holds_alternative<std::int64_t HfArchitecture::*>(member)) {
-      const std::int64_t n = value->integer();
+      const std::int64_t n = value->integer(), least = 1 + row.more;
       const std::int64_t most = row.key == "layers" ? kMostLayers : kLargestExtent;
-      if (n < 1 || n > most) value->fail(fmt::format("{}; allowed: 1 to {}", n, most));
-    } else if (std::holds_alternative<double HfArchitecture::*>(member)) {
+      if (n < least || n > most) value->fail(fmt::format("{}; allowed: {} to {}", n, least, most));
+      return set(row.key, n - row.more, value->place());
+    }
+    if (std::holds_alternative<double HfArchitecture::*>(member)) {
       check_positive(*value);
     } else {
       (void)value->boolean();
@@ -115,15 +146,23 @@ class ConfigReader {
     set(row.key, value ? value->number() : row.otherwise, value ? value->place() : root_.place());
   }
 
+  void read_optional(const HfOptionalRow& row) {
+    known_.insert(row.setting);
+    if (const auto value = root_.find(row.setting))
+      set(row.key, value->integer(0, kLargestExtent), value->place());
+  }
+
   void read_choice(const HfChoice& choice) {
     known_.insert(choice.setting);
     const auto value = root_.find(choice.setting);
-    if (!value) return set(choice.key, choice.words[0].second, root_.place());
+    if (!value && !is_null(choice.setting))
+      return set(choice.key, choice.words[0].second, root_.place());
     std::vector<std::string> allowed;
     for (const auto& [setting, word] : choice.words) {
-      if (value->raw() == setting) return set(choice.key, word, value->place());
+      if (value && value->raw() == setting) return set(choice.key, word, value->place());
       allowed.push_back(setting.dump());
     }
+    if (!value) refuse_null(choice.setting, fmt::format("{}", fmt::join(allowed, ", ")));
     value->fail(
         fmt::format("{} is not supported; allowed: {}", value->shown(), fmt::join(allowed, ", ")));
   }
@@ -133,9 +172,10 @@ class ConfigReader {
     const auto value = root_.find(table.activation_setting);
     const std::string word = value ? value->text() : std::string(table.activations[0].setting);
     for (const HfWordRow& row : table.activations) {
-      if (row.setting == word) {
-        return set("activation", row.word, value ? value->place() : root_.place());
-      }
+      if (row.setting != word) continue;
+      for (const std::string_view key : table.activation_keys)
+        set(key, row.word, value ? value->place() : root_.place());
+      return;
     }
     std::string allowed;
     for (const HfWordRow& row : table.activations) {
@@ -283,21 +323,25 @@ class ConfigReader {
     known_.insert({names.used, names.first, names.size, names.every, "layer_types"});
     const auto used = names.used.empty() ? std::nullopt : root_.find(names.used);
     const bool off = !names.used.empty() && !(used && used->boolean());
-    auto size = off ? std::nullopt : root_.find(names.size);
-    if (used && !off) size = root_[names.size];  // left out, it is not none
+    const auto given = root_.find(names.size);
+    const std::int64_t size = off                   ? 0
+                              : given               ? given->integer(1, kLargestExtent)
+                              : is_null(names.size) ? 0
+                                                    : names.default_size;
     const auto types = layer_types();
     const auto full = [](const JsonCursor& type) { return type.text() == "full_attention"; };
     const auto first = std::ranges::find_if(types, full);
-    if (!size || (!types.empty() && std::ranges::all_of(types, full))) {
-      if (!size && !types.empty() && !std::ranges::all_of(types, full)) {
+    if (size == 0 || (!types.empty() && std::ranges::all_of(types, full))) {
+      if (size == 0 && !types.empty() && !std::ranges::all_of(types, full)) {
         root_.fail(fmt::format("layer_types names layers with a window, but {}",
                                off ? fmt::format("{} is not true", names.used)
-                                   : fmt::format("{} is missing", names.size)));
+                                   : fmt::format("{} says of none", names.size)));
       }
       return;
     }
     if (types.empty() && !names.first.empty() && !windows_in_all_layers(names)) return;
-    set("window", size->integer(1, kLargestExtent), size->place());
+    const std::string place = given ? given->place() : root_.place();
+    set("window", size, place);
     const auto said = names.every.empty() ? std::nullopt : root_.find(names.every);
     std::int64_t every = said ? said->integer(1, kMostLayers) : names.default_every;
     if (!types.empty() && !agrees(types, every)) {
@@ -309,7 +353,7 @@ class ConfigReader {
                                "full_attention after each so many of sliding_attention"));
       }
     }
-    set("global_every", every, said ? said->place() : size->place());
+    set("global_every", every, said ? said->place() : place);
   }
 
   /// Whether all layers have a window, where files say before how many there is none; false: none
@@ -355,14 +399,15 @@ class ConfigReader {
     for (const HfKey& key : config_.keys) said.insert(key.key);
     if (family.rotary == nullptr) said.insert("rope_theta");
     for (const HfField& field : kHfFields) {
-      if (!said.contains(field.key) && !is_extent(field.key))
+      if (!said.contains(field.key) && !stays_open(field.key))
         set(field.key, value_of(defaults, field.key), place);
     }
   }
 
-  /// Whether fill_derived() has a value where there is none.
-  static bool is_extent(std::string_view key) {
-    return key == "head_dim" || key == "kv_heads" || key == "ffn_hidden";
+  /// Whether fill_derived() has a value where there is none, or the deck needs none.
+  static bool stays_open(std::string_view key) {
+    return key == "head_dim" || key == "kv_heads" || key == "ffn_hidden" ||
+           key == "task.mask_token";
   }
 
   /// What the file leaves to a rule, and what must hold between settings.
@@ -415,11 +460,16 @@ std::string_view torch_name(DType type) {
 [[noreturn]] void cannot_export(const HfArchitecture& a, std::string_view key, const json& value,
                                 const json& needed) {
   throw DataError(
-      fmt::format("the model cannot be written as a Hugging Face {}: model.{} = {}, needed: {}",
-                  a.family, key, value.dump(), needed.dump()));
+      fmt::format("the model cannot be written as a Hugging Face {}: {} = {}, needed: {}", a.family,
+                  deck_key(key), value.dump(), needed.dump()));
 }
 
 }  // namespace
+
+std::string deck_key(std::string_view key) {
+  const bool of_model = key.find('.') == std::string_view::npos;
+  return fmt::format("{}{}", of_model ? "model." : "", key);
+}
 
 HfConfig read_hf_config(const std::filesystem::path& path) {
   const JsonDocument document(read_text(path, kLargestConfig), path.string());
@@ -459,11 +509,23 @@ void write_windows(json& config, const HfArchitecture& a, const HfWindows& names
   config["layer_types"] = types;
 }
 
+/// A number; two keys of one setting must agree.
+void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row) {
+  json value = value_of(a, row.key);
+  const std::string setting(row.setting);
+  if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
+  if (row.more > 0) value = value.get<std::int64_t>() + row.more;
+  if (config.contains(setting) && config[setting] != value)
+    cannot_export(a, row.key, value, config[setting]);
+  config[setting] = value;
+}
+
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
-  std::set<std::string_view> written{"family",          "activation",        "head_dim",
-                                     "kv_heads",        "dropout_embedding", "dropout_attention",
-                                     "dropout_residual"};
+  std::set<std::string_view> written{
+      "family",           "head_dim",       "kv_heads", "dropout_embedding", "dropout_attention",
+      "dropout_residual", "task.mask_token"};
+  written.insert(family.activation_keys.begin(), family.activation_keys.end());
   for (const HfNumberRow& row : family.numbers) written.insert(row.key);
   for (const HfChoice& choice : family.choices) written.insert(choice.key);
   if (family.rotary != nullptr) {
@@ -510,13 +572,13 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
                  {"eos_token_id", nullptr},
                  {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
   if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
-  for (const HfNumberRow& row : family->numbers) {
-    const json value = value_of(a, row.key);
-    const bool none = row.otherwise == json(0.0) && value == json(0.0);  // of a cap
-    config[std::string(row.setting)] = none ? json(nullptr) : value;
-  }
+  for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
   for (const HfDropoutRow& row : family->dropouts)
     config[std::string(row.setting)] = value_of(a, row.key);
+  for (const HfOptionalRow& row : family->optional) {
+    if (const json value = value_of(a, row.key); value >= 0)
+      config[std::string(row.setting)] = value;
+  }
   for (const HfChoice& choice : family->choices) {
     for (const auto& [setting, word] : choice.words) {
       if (value_of(a, choice.key) == word) config[std::string(choice.setting)] = setting;
@@ -525,6 +587,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
   for (const HfFixedRow& row : family->fixed) {
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;
   }
+  for (const HfFixedRow& row : family->written) config[std::string(row.setting)] = row.value;
   if (family->rotary != nullptr) write_rotary(config, a, *family->rotary);
   if (family->windows != nullptr) write_windows(config, a, *family->windows);
   for (auto row = family->activations.rbegin(); row != family->activations.rend(); ++row) {
@@ -532,6 +595,10 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
   }
   if (!config.contains(family->activation_setting)) {
     cannot_export(a, "activation", a.activation, family->activations[0].word);
+  }
+  for (const std::string_view key : family->activation_keys) {
+    if (const json word = value_of(a, key); word != a.activation)
+      cannot_export(a, key, word, a.activation);
   }
   return config.dump(2) + "\n";
 }

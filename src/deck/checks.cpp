@@ -564,6 +564,16 @@ class Checker {
     }
   }
 
+  /// What a model directory would have had to say.
+  std::string unknown_mask() const {
+    const auto& directory = deck_.model.init_from;
+    if (!directory) return "";
+    return fmt::format(
+        " ({} has no tokenizer.json that says so, and its config.json no \"mask_token_id\": give "
+        "one of them)",
+        *directory);
+  }
+
   void masked_tokens() {
     const TaskSection& task = deck_.task;
     if (!usable({"task.masked", "task.mask_token", "task.never_masked", "model.vocab"})) return;
@@ -571,8 +581,9 @@ class Checker {
       problem("task.masked", fmt::format("task.masked = {} must be below 1", *task.masked));
     if (!task.mask_token) {
       problem("task.mask_token",
-              "task.mask_token is missing: task.kind = \"mlm\" needs the token that "
-              "stands for masked ones");
+              fmt::format("task.mask_token is missing: task.kind = \"mlm\" needs the token that "
+                          "stands for masked ones{}",
+                          unknown_mask()));
     }
     const auto below = [&](const char* key, std::int64_t token) {
       if (token < deck_.model.vocab) return;

@@ -167,23 +167,25 @@ constexpr SchemaRow kRows[] = {
         {.limits = kLength, .unit = "tokens", .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm>(
         "model.norm", "normalisation",
-        {.unset = "gpt2, gpt_neox: layernorm, others: rmsnorm", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox, bert, roberta: layernorm, others: rmsnorm",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_placed>(
         "model.norm_placed",
         "what each sub-layer f normalises: its input, x + f(norm(x)); its output, x + norm(f(x)); "
         "both; or the sum with it, norm(x + f(x)), and then there is no norm before the head",
-        {.unset = "olmo2: after, gemma2, gemma3: both, others: before", .on_resume = architecture}),
+        {.unset = "olmo2: after, gemma2, gemma3: both, bert, roberta: sum, others: before",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_eps>(
         "model.norm_eps", "added to the variance",
         {.limits = as_f32(above(0)), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::attention>(
         "model.attention", "what a token sees: those up to it, or all of its sequence or document",
-        {.on_resume = architecture}),
+        {.unset = "bert, roberta: bidirectional, others: causal", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::position>(
         "model.position",
         "how positions enter: a table that is learned, or of sinusoids and fixed, is added to "
         "embeddings; or queries and keys are rotated",
-        {.unset = "gpt2: learned, others: rope", .on_resume = architecture}),
+        {.unset = "gpt2, bert, roberta: learned, others: rope", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
                                                  "base of the rotary frequencies",
                                                  {.limits = above(0),
@@ -241,11 +243,12 @@ constexpr SchemaRow kRows[] = {
         {.unset = "gpt_neox: parallel, others: sequential", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::activation>(
         "model.activation", "of the feed-forward layer; swiglu and geglu are gated",
-        {.unset = "gpt2: gelu, gpt_neox: gelu_erf, gemma2, gemma3: geglu, others: swiglu",
+        {.unset = "gpt2: gelu, gpt_neox, bert, roberta: gelu_erf, gemma2, gemma3: geglu, others: "
+                  "swiglu",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::bias>(
         "model.bias", "biases in linear layers and norms",
-        {.unset = "gpt2, gpt_neox: true, others: false", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox, bert, roberta: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::qkv_bias>(
         "model.qkv_bias", "biases in the products that make q, k and v, where bias is false",
         {.unset = "qwen2: true, others: false", .on_resume = architecture}),
@@ -254,7 +257,7 @@ constexpr SchemaRow kRows[] = {
         {.unset = "gemma2, gemma3: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::embedding_norm>(
         "model.embedding_norm", "a norm of the sum of a token's and a position's vectors",
-        {.on_resume = architecture}),
+        {.unset = "bert, roberta: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_hidden>(
         "model.head_hidden",
         "width of a dense layer with a bias between the last layer and the output matrix; 0: there "
@@ -282,7 +285,8 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::tied_embeddings>(
         "model.tied_embeddings", "the head uses the token matrix",
-        {.unset = "gpt2, gemma2, gemma3: true, others: false", .on_resume = architecture}),
+        {.unset = "gpt2, gemma2, gemma3, bert, roberta: true, others: false",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
         "model.dropout", "probability of dropout wherever the next three keys do not say otherwise",
         {.limits = as_f32(fraction()), .on_resume = refused}),
@@ -351,7 +355,7 @@ constexpr SchemaRow kRows[] = {
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT); or classify: a "
         "document is a sample, whose target is its label",
-        {.on_resume = refused}),
+        {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels", "of classify: how many classes there are, as PREFIX.labels.json names them",
         {.limits = between(2, 1024),

@@ -84,7 +84,7 @@ class Classifier {
       }
       ids_.resize(static_cast<std::size_t>(generator_.context()));
     }
-    const std::vector<double> p = softmax(generator_.classify(ids_));
+    const std::vector<double> p = softmax(generator_.whole(ids_));
     const auto best = static_cast<std::size_t>(std::ranges::max_element(p) - p.begin());
     show(document, p, best);
     if (document.label == nullptr) return;

@@ -74,7 +74,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
             .task = deck.task,
             .name = path.string(),
             .parameters = checked(read, finite_as, place_of),
-            .tokenizer = data::tokenizer_of_directory(path)};
+            .tokenizer = data::tokenizer_of_directory(path),
+            .left_out = model->left_out(path.string())};
   }
   const auto found = find_checkpoint(path);
   if (!found && !fs::exists(path)) {
@@ -151,12 +152,13 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
   return tokenizer;
 }
 
-io::HfArchitecture hf_architecture(const deck::ModelSection& model) {
+io::HfArchitecture hf_architecture(const ModelSource& source) {
   deck::Deck deck;
-  deck.model = model;
+  deck.model = source.model, deck.task = source.task;
   io::HfArchitecture architecture;
   for (const io::HfField& field : io::kHfFields) {
-    const deck::Value value = deck::find_row(fmt::format("model.{}", field.key))->field.get(deck);
+    const deck::Value value = deck::find_row(io::deck_key(field.key))->field.get(deck);
+    if (value.unset()) continue;
     std::visit(
         [&](auto member) {
           using T = std::remove_cvref_t<decltype(architecture.*member)>;

@@ -42,6 +42,11 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
   EXPECT_EQ(of("gemma2").global_every, 2);
   EXPECT_EQ(of("gemma3").rope_local_theta, 10000);
   EXPECT_TRUE(of("gemma3").scaled_embeddings && of("gemma3").tied_embeddings);
+  const ModelSection bert =
+      small_deck({"model.family=bert", "task.kind=mlm", "task.mask_token=1"}).deck.model;
+  EXPECT_EQ(bert.attention, AttentionMask::bidirectional);
+  EXPECT_EQ(bert.norm_placed, NormPlacement::sum);
+  EXPECT_TRUE(bert.embedding_norm && bert.bias && bert.tied_embeddings);
   EXPECT_FALSE(llama.model.bias);
   EXPECT_FALSE(llama.model.tied_embeddings);
   EXPECT_EQ(llama.model.ffn_hidden, 96);

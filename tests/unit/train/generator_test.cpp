@@ -64,7 +64,7 @@ TEST(Generator, ClassifiesAsTrainingDoes) {
   for (const std::int64_t n : {config.context, std::int64_t{1}, std::int64_t{5}}) {
     const TokenBatch batch = batch_of(config, 3, 1, n);
     const float loss = training.losses(batch)[0];
-    const auto logits = generator.classify(batch.tokens);
+    const auto logits = generator.whole(batch.tokens);
     ASSERT_EQ(std::ssize(logits), config.head.labels);
     EXPECT_NEAR(-log_probability(logits, batch.targets[0]), loss,
                 200 * 0x1p-24 * std::max(1.0F, loss));
