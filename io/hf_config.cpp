@@ -67,6 +67,7 @@ class ConfigReader {
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
     read_activation(*family);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
+    if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
     if (family->windows != nullptr) read_windows(*family->windows);
     refuse_windows_of_others(*family);
     refuse_unknown(*family);
@@ -227,6 +228,23 @@ class ConfigReader {
                  names.default_local_theta);
     }
     read_rope_scaling(rope);
+  }
+
+  void read_rotary_columns(const HfRotaryColumns& names) {
+    known_.insert(names.setting);
+    const HfArchitecture& a = config_.architecture;
+    if (is_null(names.setting)) refuse_null(names.setting, "a number of columns");
+    const auto value = root_.find(names.setting);
+    const std::int64_t head = a.hidden / a.heads, n = value ? value->integer() : names.otherwise;
+    if (n < 2 || n > head || n % 2 != 0) {
+      value.value_or(root_).fail(
+          fmt::format("{} = {}; allowed: even numbers from 2 to {}, the columns of a head",
+                      names.setting, n, head));
+    }
+    const auto columns = static_cast<double>(head);
+    double share = static_cast<double>(n) / columns;
+    while (static_cast<std::int64_t>(columns * share) < n) share = std::nextafter(share, 2.0);
+    set("rotary_share", share, value ? value->place() : root_.place());
   }
 
   static std::optional<JsonCursor> rotary_kind(const std::optional<JsonCursor>& rope) {
@@ -536,6 +554,7 @@ json implied_values(const HfFamily& family) {
   } else {
     written.insert("rope_theta");  // of no effect
   }
+  if (family.rotary_columns != nullptr) written.insert("rotary_share");
   if (family.windows != nullptr) {
     written.insert("window");
     if (family.windows->layer_types) written.insert("global_every");
@@ -589,6 +608,10 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
   }
   for (const HfFixedRow& row : family->written) config[std::string(row.setting)] = row.value;
   if (family->rotary != nullptr) write_rotary(config, a, *family->rotary);
+  if (family->rotary_columns != nullptr) {
+    config[std::string(family->rotary_columns->setting)] =
+        static_cast<std::int64_t>(static_cast<double>(a.head_dim) * a.rotary_share);
+  }
   if (family->windows != nullptr) write_windows(config, a, *family->windows);
   for (auto row = family->activations.rbegin(); row != family->activations.rend(); ++row) {
     if (row->word == a.activation) config[std::string(family->activation_setting)] = row->setting;

@@ -30,6 +30,7 @@ struct HfArchitecture {
   double rope_theta = 0;              // of rotary positions
   double rope_local_theta = 0;        // of layers with a window; 0: as of the others
   double rotary_share = 1;            // of a head's columns
+  std::string rope_pairs = "halves";  // halves | neighbours
   std::string rope_scaling = "none";  // none | linear | llama3 | yarn
   double rope_factor = 1;
   double rope_low_frequency = 1, rope_high_frequency = 4;
@@ -40,12 +41,13 @@ struct HfArchitecture {
   std::string norm;                    // layernorm | rmsnorm
   std::string norm_placed = "before";  // before | after | both | sum
   std::string qk_norm = "none";        // none | head | whole
-  std::string block = "sequential";    // sequential | parallel
+  std::string block = "sequential";    // sequential | parallel | parallel_one_norm
   std::string attention = "causal";    // causal | bidirectional
   std::string position;                // learned | rope
   std::string activation;  // gelu (its tanh form) | gelu_erf | relu | tanh | swiglu | geglu
   bool tied_embeddings = false;
   bool bias = false;
+  bool attention_bias = true;
   bool qkv_bias = false;
   bool scaled_embeddings = false;
   bool embedding_norm = false;
@@ -85,6 +87,7 @@ inline constexpr std::array kHfFields = {
     HfField{"rope_theta", &HfArchitecture::rope_theta},
     HfField{"rope_local_theta", &HfArchitecture::rope_local_theta},
     HfField{"rotary_share", &HfArchitecture::rotary_share},
+    HfField{"rope_pairs", &HfArchitecture::rope_pairs},
     HfField{"rope_scaling", &HfArchitecture::rope_scaling},
     HfField{"rope_factor", &HfArchitecture::rope_factor},
     HfField{"rope_low_frequency", &HfArchitecture::rope_low_frequency},
@@ -102,6 +105,7 @@ inline constexpr std::array kHfFields = {
     HfField{"activation", &HfArchitecture::activation},
     HfField{"tied_embeddings", &HfArchitecture::tied_embeddings},
     HfField{"bias", &HfArchitecture::bias},
+    HfField{"attention_bias", &HfArchitecture::attention_bias},
     HfField{"qkv_bias", &HfArchitecture::qkv_bias},
     HfField{"scaled_embeddings", &HfArchitecture::scaled_embeddings},
     HfField{"embedding_norm", &HfArchitecture::embedding_norm},

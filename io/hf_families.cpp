@@ -207,6 +207,37 @@ HfFamily gpt_neox() {
       .rotary = &rotary};
 }
 
+HfFamily gptj() {
+  static constexpr HfRotaryColumns columns{.setting = "rotary_dim", .otherwise = 64};
+  return {.family = "gptj",
+          .model_type = "gptj",
+          .model_class = "GPTJForCausalLM",
+          .numbers = {{"layers", "n_layer"},
+                      {"heads", "n_head"},
+                      {"hidden", "n_embd"},
+                      {"ffn_hidden", "n_inner", 0, 0},  // 0: four times hidden
+                      {"vocab", "vocab_size"},
+                      {"context", "n_positions"},
+                      {"norm_eps", "layer_norm_epsilon", 1e-5},
+                      {"tied_embeddings", "tie_word_embeddings", false}},
+          .fixed = joined(kAnyFamily, {{"rotary", true}, {"scale_attn_weights", true}}),
+          .implied = {{"norm", "layernorm"},
+                      {"position", "rope"},
+                      {"rope_theta", 10000.0},
+                      {"rope_pairs", "neighbours"},
+                      {"bias", true},
+                      {"attention_bias", false},
+                      {"block", "parallel_one_norm"},
+                      {"head_bias", true}},
+          .dropouts = pdrops("attn_pdrop", 0),
+          .activation_setting = "activation_function",
+          .activations = {{"gelu_new", "gelu"},
+                          {"gelu_pytorch_tanh", "gelu"},
+                          {"gelu", "gelu_erf"},
+                          {"relu", "relu"}},
+          .rotary_columns = &columns};
+}
+
 /// What a file means that does not say at what Gemma's scores and logits are capped; 0: nowhere.
 struct GemmaCaps {
   double scores = 0, logits = 0;
@@ -323,6 +354,7 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "dtype",
     "model_type",
     "name_or_path",
+    "tokenizer_class",
     "torch_dtype",
     "transformers_version",
     "unsloth_version",
@@ -373,9 +405,9 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
 }  // namespace
 
 std::span<const HfFamily> hf_families() {
-  static const std::vector<HfFamily> families = {gpt2(),   llama(),  mistral(), qwen2(),
-                                                 qwen3(),  phi3(),   olmo2(),   gpt_neox(),
-                                                 gemma2(), gemma3(), bert(),    roberta()};
+  static const std::vector<HfFamily> families = {gpt2(), llama(), mistral(),  qwen2(),  qwen3(),
+                                                 phi3(), olmo2(), gpt_neox(), gemma2(), gemma3(),
+                                                 gptj(), bert(),  roberta()};
   return families;
 }
 

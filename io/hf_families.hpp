@@ -69,6 +69,12 @@ struct HfRotary {
   double default_local_theta = 0;
 };
 
+/// A setting that says how many of a head's columns turn, in place of their share.
+struct HfRotaryColumns {
+  std::string_view setting;
+  std::int64_t otherwise = 0;  // what a file without it means
+};
+
 /// How settings say which layers' attention has a window.
 struct HfWindows {
   std::string_view used = "";   // the setting without which the others have no effect
@@ -93,11 +99,12 @@ struct HfFamily {
   std::vector<HfOptionalRow> optional = {};
   std::string_view activation_setting;
   std::vector<std::string_view> activation_keys = {"activation"};  // that have its word
-  std::vector<HfWordRow> activations;         // the first of equal words is the one that is written
-  const HfRotary* rotary = nullptr;           // null: no rotary positions
-  const HfWindows* windows = nullptr;         // null: no windows
-  std::vector<std::string_view> unused = {};  // settings that have no effect beside `fixed` ones
-  std::vector<HfFixedRow> written = {};       // of those, which an export has
+  std::vector<HfWordRow> activations;  // the first of equal words is the one that is written
+  const HfRotary* rotary = nullptr;    // null: no rotary positions
+  const HfRotaryColumns* rotary_columns = nullptr;
+  const HfWindows* windows = nullptr;          // null: no windows
+  std::vector<std::string_view> unused = {};   // settings that have no effect beside `fixed` ones
+  std::vector<HfFixedRow> written = {};        // of those, which an export has
   std::vector<std::string_view> classes = {};  // of which files can be; empty: they need not say
 };
 

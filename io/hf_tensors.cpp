@@ -90,6 +90,26 @@ const Names& gpt2_names() {
   return names;
 }
 
+const Names& gptj_names() {
+  static const Names names{
+      .prefix = "transformer.",
+      .first = {{"vocabulary.weight", "wte.weight", vocab, hidden}},
+      .block = {{"norm1.weight", "h.{}.ln_1.weight", hidden},
+                {"norm1.bias", "h.{}.ln_1.bias", hidden},
+                {"attention.q.weight", "h.{}.attn.q_proj.weight", q, hidden},
+                {"attention.k.weight", "h.{}.attn.k_proj.weight", q, hidden},
+                {"attention.v.weight", "h.{}.attn.v_proj.weight", q, hidden},
+                {"attention.out.weight", "h.{}.attn.out_proj.weight", hidden, q},
+                {"mlp.up.weight", "h.{}.mlp.fc_in.weight", ffn, hidden},
+                {"mlp.up.bias", "h.{}.mlp.fc_in.bias", ffn},
+                {"mlp.down.weight", "h.{}.mlp.fc_out.weight", hidden, ffn},
+                {"mlp.down.bias", "h.{}.mlp.fc_out.bias", hidden}},
+      .last = {{"final_norm.weight", "ln_f.weight", hidden},
+               {"final_norm.bias", "ln_f.bias", hidden}},
+      .head = {{"head_bias.bias", "lm_head.bias", vocab}}};
+  return names;
+}
+
 const Names& gpt_neox_names() {
   constexpr auto qkv_w = "layers.{}.attention.query_key_value.weight",
                  qkv_b = "layers.{}.attention.query_key_value.bias";
@@ -222,6 +242,7 @@ const Names& names_of(const A& a) {
   static const std::map<std::string_view, Names> others = {
       {"gpt2", gpt2_names()},
       {"gpt_neox", gpt_neox_names()},
+      {"gptj", gptj_names()},
       {"bert", bert_names()},
       {"roberta", roberta_names()},
       {"qwen2", llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
@@ -328,7 +349,8 @@ std::vector<HfTensor> hf_copies(const A& a) {
 bool hf_ignored(std::string_view tensor) {
   return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
          tensor.ends_with(".attention.bias") || tensor.ends_with(".attention.masked_bias") ||
-         tensor.ends_with(".rotary_emb.inv_freq") || tensor.ends_with("embeddings.position_ids") ||
+         tensor.ends_with(".rotary_emb.inv_freq") || tensor.ends_with(".attn.embed_positions") ||
+         tensor.ends_with("embeddings.position_ids") ||
          tensor.ends_with("embeddings.token_type_ids");
 }
 

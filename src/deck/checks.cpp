@@ -91,6 +91,7 @@ class Checker {
     }
     needs("model.rotary_share", set("model.rotary_share") && m.rotary_share != 1, rope,
           "model.position = \"rope\"");
+    needs("model.rope_pairs", m.rope_pairs != RopePairs::halves, rope, "model.position = \"rope\"");
     needs("model.rope_scaling", m.rope_scaling != RopeScalingKind::none, rope,
           "model.position = \"rope\"");
     const bool yarn = m.rope_scaling == RopeScalingKind::yarn;
@@ -125,6 +126,7 @@ class Checker {
           "model.window");
     needs("model.rope_local_theta", set("model.rope_local_theta") && m.rope_local_theta > 0,
           m.window > 0 && rope, "model.window and model.position = \"rope\"");
+    needs("model.attention_bias", !m.attention_bias, m.bias, "model.bias = true");
     needs("model.qkv_bias", set("model.qkv_bias") && m.qkv_bias, !m.bias, "model.bias = false");
     if (usable({"model.scaled_embeddings", "model.position"}) && m.scaled_embeddings &&
         m.position == PositionKind::learned) {
@@ -557,10 +559,12 @@ class Checker {
                           m.head_hidden, m.hidden, m.hidden));
     }
     if (usable({"model.norm_placed", "model.block"}) && m.norm_placed == NormPlacement::sum &&
-        m.block == BlockForm::parallel) {
-      problem("model.norm_placed",
-              "model.norm_placed = \"sum\" does not go with model.block = \"parallel\", where both "
-              "sub-layers are added to the same sum (give block = \"sequential\")");
+        m.block != BlockForm::sequential) {
+      problem(
+          "model.norm_placed",
+          fmt::format("model.norm_placed = \"sum\" does not go with model.block = \"{}\", where "
+                      "both sub-layers are added to the same sum (give block = \"sequential\")",
+                      enum_word(m.block)));
     }
   }
 

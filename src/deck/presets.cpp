@@ -46,13 +46,15 @@ struct FamilyRow {
   BlockForm block = BlockForm::sequential;
   bool scaled_embeddings = false, embedding_norm = false;
   double rope_theta = 10000, rope_local_theta = 0, rotary_share = 1;
+  RopePairs rope_pairs = RopePairs::halves;
+  bool attention_bias = true, head_bias = false;
   std::int64_t global_every = 0;
   double attention_soft_cap = 0, logit_soft_cap = 0;
 };
 
 // Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023; Yang et al. 2024 and 2025; Abdin et
-// al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025; Devlin
-// et al. 2019; Liu et al. 2019.
+// al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025; Wang
+// and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019.
 constexpr FamilyRow kFamilies[] = {
     {.family = Family::gpt2,
      .norm = NormKind::layernorm,
@@ -92,6 +94,15 @@ constexpr FamilyRow kFamilies[] = {
      .rope_theta = 1e6,
      .rope_local_theta = 10000,
      .global_every = 6},
+    {.family = Family::gptj,
+     .norm = NormKind::layernorm,
+     .activation = ActivationKind::gelu,
+     .bias = true,
+     .block = BlockForm::parallel_one_norm,
+     .rotary_share = 0.25,
+     .rope_pairs = RopePairs::neighbours,
+     .attention_bias = false,
+     .head_bias = true},
     {.family = Family::bert,
      .norm = NormKind::layernorm,
      .norm_placed = NormPlacement::sum,
@@ -223,6 +234,9 @@ std::vector<ImpliedKey> family_keys(Family family) {
             implied("model.rope_theta", row.rope_theta),
             implied("model.rope_local_theta", row.rope_local_theta),
             implied("model.rotary_share", row.rotary_share),
+            implied("model.rope_pairs", row.rope_pairs),
+            implied("model.attention_bias", row.attention_bias),
+            implied("model.head_bias", row.head_bias),
             implied("model.global_every", row.global_every),
             implied("model.attention_soft_cap", row.attention_soft_cap),
             implied("model.logit_soft_cap", row.logit_soft_cap)};

@@ -167,7 +167,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = kLength, .unit = "tokens", .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm>(
         "model.norm", "normalisation",
-        {.unset = "gpt2, gpt_neox, bert, roberta: layernorm, others: rmsnorm",
+        {.unset = "gpt2, gpt_neox, gptj, bert, roberta: layernorm, others: rmsnorm",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_placed>(
         "model.norm_placed",
@@ -199,8 +199,12 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::rotary_share>(
         "model.rotary_share", "share of each head's columns that rotary positions turn, the first",
         {.limits = {.low = 0, .high = 1, .above_low = true},
-         .unset = "gpt_neox: 0.25, others: 1",
+         .unset = "gpt_neox, gptj: 0.25, others: 1",
          .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_pairs>(
+        "model.rope_pairs",
+        "which of these columns turn as pairs: i and i + half of them, or neighbours",
+        {.unset = "gptj: neighbours, others: halves", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_scaling>(
         "model.rope_scaling",
         "how rotary frequencies change for longer contexts: all are divided by rope_factor, or "
@@ -239,16 +243,24 @@ constexpr SchemaRow kRows[] = {
         {.unset = "qwen3, gemma3: head, olmo2: whole, others: none", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::block>(
         "model.block",
-        "attention, then the feed-forward layer; or both beside each other, on the same input",
-        {.unset = "gpt_neox: parallel, others: sequential", .on_resume = architecture}),
+        "attention, then the feed-forward layer; or both beside each other, on the same input, "
+        "each "
+        "with a norm of its own or with one for both",
+        {.unset = "gpt_neox: parallel, gptj: parallel_one_norm, others: sequential",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::activation>(
         "model.activation", "of the feed-forward layer; swiglu and geglu are gated",
-        {.unset = "gpt2: gelu, gpt_neox, bert, roberta: gelu_erf, gemma2, gemma3: geglu, others: "
-                  "swiglu",
+        {.unset =
+             "gpt2, gptj: gelu, gpt_neox, bert, roberta: gelu_erf, gemma2, gemma3: geglu, others: "
+             "swiglu",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::bias>(
         "model.bias", "biases in linear layers and norms",
-        {.unset = "gpt2, gpt_neox, bert, roberta: true, others: false", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox, gptj, bert, roberta: true, others: false",
+         .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::attention_bias>(
+        "model.attention_bias", "biases in attention's linear layers, where bias is true",
+        {.unset = "gptj: false, others: true", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::qkv_bias>(
         "model.qkv_bias", "biases in the products that make q, k and v, where bias is false",
         {.unset = "qwen2: true, others: false", .on_resume = architecture}),
@@ -269,7 +281,7 @@ constexpr SchemaRow kRows[] = {
                                                 {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_bias>(
         "model.head_bias", "a bias of outputs",
-        {.unset = "task.kind classify: true, others: false", .on_resume = architecture}),
+        {.unset = "task.kind classify, gptj: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::query_scalar>(
         "model.query_scalar", "attention's scores are divided by its root; 0: head_dim",
         {.limits = between(0, 1 << 24), .on_resume = architecture}),

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import (BertConfig, BertForMaskedLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
-                          GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM,
-                          MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM, RobertaConfig, RobertaForMaskedLM)
 
@@ -99,6 +99,21 @@ def neox_ours(state, layers, heads):
             for j, name in enumerate("qkv"):  # of each head in turn
                 part = qkv.unflatten(0, (heads, 3, -1))[:, j].flatten(0, 1)
                 ours[f"{block}attention.{name}.{kind}"] = part
+    return ours
+
+
+def gptj_ours(state, layers):
+    ours = {"vocabulary.weight": state["transformer.wte.weight"],
+            "head.weight": state["lm_head.weight"], "head_bias.bias": state["lm_head.bias"]}
+    for kind in ("weight", "bias"):
+        ours[f"final_norm.{kind}"] = state[f"transformer.ln_f.{kind}"]
+        for i in range(layers):
+            for mine, name in (("norm1", "ln_1"), ("mlp.up", "mlp.fc_in"), ("mlp.down", "mlp.fc_out")):
+                ours[f"block.{i}.{mine}.{kind}"] = state[f"transformer.h.{i}.{name}.{kind}"]
+    for i in range(layers):
+        for mine in ("q", "k", "v", "out"):
+            ours[f"block.{i}.attention.{mine}.weight"] = (
+                state[f"transformer.h.{i}.attn.{mine}_proj.weight"])
     return ours
 
 
@@ -261,5 +276,9 @@ save_with_logits("roberta", RobertaForMaskedLM(RobertaConfig(
     layer_norm_eps=1e-5, hidden_act="gelu_new")),
     lambda state: bert_ours(state, 2, "roberta.", 2, ("lm_head.dense", "lm_head.layer_norm"),
                             "lm_head.bias"), least=2)  # 1 is padding
+torch.manual_seed(8)
+save_with_logits("gptj", GPTJForCausalLM(GPTJConfig(
+    vocab_size=13, n_embd=16, n_inner=12, n_layer=2, n_head=2, n_positions=16, rotary_dim=4,
+    bos_token_id=0, eos_token_id=0, attn_implementation="eager")), lambda state: gptj_ours(state, 2))
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

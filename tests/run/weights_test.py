@@ -212,7 +212,7 @@ class Heads(WeightsTest):
 
 class Families(WeightsTest):
     NAMES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2", "gemma3",
-             "bert", "roberta")
+             "gptj", "bert", "roberta")
 
     def test_each_comes_in_trains_and_goes_out(self):
         write_tokens(self.corpus, vocab=13)

@@ -37,6 +37,9 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
   EXPECT_EQ(of("olmo2").norm_placed, NormPlacement::after);
   EXPECT_EQ(of("gpt_neox").block, BlockForm::parallel);
   EXPECT_EQ(of("gpt_neox").rotary_share, 0.25);
+  EXPECT_EQ(of("gptj").block, BlockForm::parallel_one_norm);
+  EXPECT_EQ(of("gptj").rope_pairs, RopePairs::neighbours);
+  EXPECT_TRUE(of("gptj").head_bias && of("gptj").bias && !of("gptj").attention_bias);
   EXPECT_EQ(of("gemma2").attention_soft_cap, 50);
   EXPECT_EQ(of("gemma2").logit_soft_cap, 30);
   EXPECT_EQ(of("gemma2").global_every, 2);

@@ -105,7 +105,8 @@ constexpr std::array kModels = {"gpt2",          "llama",
                                 "gemma2",        "gemma3",
                                 "llama_yarn",    "gpt_neox_sequential",
                                 "qwen2_windows", "qwen3_windows",
-                                "bert",          "roberta"};
+                                "gptj",          "bert",
+                                "roberta"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -455,7 +456,9 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
     const char* expected;
   };
   const std::vector<Case> cases = {
-      {"gpt2", "/model_type", "gptj", "$.model_type: \"gptj\" is not supported"},
+      {"gptj", "/rotary_dim", 3, "rotary_dim = 3; allowed: even numbers from 2 to 8"},
+      {"gptj", "/rotary_dim", nullptr, "rotary_dim: null is not supported"},
+      {"gptj", "/rotary", false, "$.rotary: false is not supported; allowed: true"},
       {"gpt2", "/model_type", "gpt_neo", "$.model_type: \"gpt_neo\" is not supported"},
       {"gpt2", "/activation_function", "silu", "allowed: gelu_new, gelu_pytorch_tanh, gelu, relu"},
       {"gpt2", "/rope_theta", 500, "$.rope_theta: rope_theta is not known of a gpt2"},

@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                          ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
                                            "gpt_neox", "gemma2", "gemma3", "llama_yarn",
                                            "gpt_neox_sequential", "qwen2_windows", "qwen3_windows",
-                                           "bert", "roberta"));
+                                           "gptj", "bert", "roberta"));
 
 }  // namespace
 }  // namespace tessera::test
