@@ -22,16 +22,23 @@ constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 24;
 // Turns between which frequencies of yarn change, where a file does not say.
 constexpr double kYarnLow = 1, kYarnHigh = 32;
+constexpr std::int64_t kDefaultLabels = 2;  // of classifiers whose file names none
 
-const HfFamily* find_family(std::string_view HfFamily::*name, std::string_view value) {
-  const auto families = hf_families();
-  const auto found = std::ranges::find(families, value, name);
-  return found == families.end() ? nullptr : &*found;
+/// The rows of a name, in the order of the table.
+std::vector<const HfFamily*> find_families(std::string_view HfFamily::*name,
+                                           std::string_view value) {
+  std::vector<const HfFamily*> found;
+  for (const HfFamily& family : hf_families()) {
+    if (family.*name == value) found.push_back(&family);
+  }
+  return found;
 }
 
 std::string allowed_families(std::string_view HfFamily::*name) {
   std::vector<std::string_view> names;
-  for (const HfFamily& family : hf_families()) names.push_back(family.*name);
+  for (const HfFamily& family : hf_families()) {
+    if (names.empty() || names.back() != family.*name) names.push_back(family.*name);
+  }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
@@ -46,25 +53,30 @@ json value_of(const HfArchitecture& architecture, std::string_view key) {
   return std::visit([&](auto member) { return json(architecture.*member); }, field_of(key).member);
 }
 
+/// What transformers calls a class that has no name.
+std::string unnamed_class(std::int64_t i) { return fmt::format("LABEL_{}", i); }
+
 class ConfigReader {
  public:
   explicit ConfigReader(const JsonCursor& root) : root_(root) {}
 
   HfConfig read() {
     const JsonCursor type = root_["model_type"];
-    const HfFamily* family = find_family(&HfFamily::model_type, type.text());
-    if (family == nullptr) {
+    const auto families = find_families(&HfFamily::model_type, type.text());
+    if (families.empty()) {
       type.fail(fmt::format("\"{}\" is not supported; allowed: {}", type.text(),
                             allowed_families(&HfFamily::model_type)));
     }
+    const HfFamily* family = choose_class(families);
     set("family", family->family, type.place());
-    require_class(*family);
+    set("task.kind", family->task, type.place());
     for (const HfFixedRow& row : family->fixed) require(row);
     for (const HfNumberRow& row : family->numbers) read_number(row);
     for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
     for (const HfOptionalRow& row : family->optional) read_optional(row);
     for (const HfChoice& choice : family->choices) read_choice(choice);
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
+    read_classes(*family);
     read_activation(*family);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
     if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
@@ -98,15 +110,39 @@ class ConfigReader {
     if (!none && is_null(row.setting)) refuse_null(row.setting, row.value.dump());
   }
 
-  /// Other classes of a family have other heads.
-  void require_class(const HfFamily& family) const {
+  /// The row whose head the file names; classes that no row has have other heads.
+  const HfFamily* choose_class(const std::vector<const HfFamily*>& families) const {
     const auto named = root_.find("architectures");
-    if (family.classes.empty() || !named) return;
+    const HfFamily* chosen = families[0];
+    if (chosen->classes.empty() || !named) return chosen;
     named->for_each_item([&](const JsonCursor& item) {
-      if (std::ranges::find(family.classes, item.text()) != family.classes.end()) return;
+      std::vector<std::string_view> allowed;
+      for (const HfFamily* family : families) {
+        allowed.insert(allowed.end(), family->classes.begin(), family->classes.end());
+        if (std::ranges::find(family->classes, item.text()) == family->classes.end()) continue;
+        chosen = family;
+        return;
+      }
       item.fail(fmt::format("the head of a {} is not supported; allowed: {}", item.text(),
-                            fmt::join(family.classes, ", ")));
+                            fmt::join(allowed, ", ")));
     });
+    return chosen;
+  }
+
+  /// Classes and their names: {"0": "negative", "1": "positive"}.
+  void read_classes(const HfFamily& family) {
+    if (family.task != "classify") return;
+    const auto names = root_.find("id2label");
+    const std::int64_t labels = names ? names->size() : kDefaultLabels;
+    set("task.labels", labels, names ? names->place() : root_.place());
+    for (std::int64_t i = 0; names && i < labels; ++i)
+      config_.classes.push_back((*names)[fmt::format("{}", i)].text());
+    if (std::set(config_.classes.begin(), config_.classes.end()).size() != config_.classes.size())
+      names->fail("two classes have the same name");
+    for (std::int64_t i = 0; i < std::ssize(config_.classes); ++i) {
+      if (config_.classes[static_cast<std::size_t>(i)] != unnamed_class(i)) return;
+    }
+    config_.classes.clear();
   }
 
   void read_number(const HfNumberRow& row) {
@@ -425,7 +461,7 @@ class ConfigReader {
   /// Whether fill_derived() has a value where there is none, or the deck needs none.
   static bool stays_open(std::string_view key) {
     return key == "head_dim" || key == "kv_heads" || key == "ffn_hidden" ||
-           key == "task.mask_token";
+           key == "task.mask_token" || key == "task.labels" || key == "task.pooling";
   }
 
   /// What the file leaves to a rule, and what must hold between settings.
@@ -527,6 +563,16 @@ void write_windows(json& config, const HfArchitecture& a, const HfWindows& names
   config["layer_types"] = types;
 }
 
+/// Classes by their names, or by what transformers calls those without.
+void write_classes(json& config, const HfArchitecture& a, std::span<const std::string> classes) {
+  for (std::int64_t i = 0; i < a.labels; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::string name = at < classes.size() ? classes[at] : unnamed_class(i);
+    config["id2label"][fmt::format("{}", i)] = name;
+    config["label2id"][name] = i;
+  }
+}
+
 /// A number; two keys of one setting must agree.
 void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row) {
   json value = value_of(a, row.key);
@@ -541,8 +587,8 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
   std::set<std::string_view> written{
-      "family",           "head_dim",       "kv_heads", "dropout_embedding", "dropout_attention",
-      "dropout_residual", "task.mask_token"};
+      "family",           "head_dim",        "kv_heads",   "dropout_embedding", "dropout_attention",
+      "dropout_residual", "task.mask_token", "task.labels"};
   written.insert(family.activation_keys.begin(), family.activation_keys.end());
   for (const HfNumberRow& row : family.numbers) written.insert(row.key);
   for (const HfChoice& choice : family.choices) written.insert(choice.key);
@@ -565,15 +611,20 @@ json implied_values(const HfFamily& family) {
       values[std::string(field.key)] = value_of(HfArchitecture{}, field.key);
   }
   for (const HfImpliedRow& row : family.implied) values[std::string(row.key)] = row.value;
+  values["task.kind"] = family.task;
   return values;
 }
 
 }  // namespace
 
 std::string write_hf_config(const HfArchitecture& a, DType type,
-                            std::optional<std::int32_t> end_of_text) {
-  const HfFamily* family = find_family(&HfFamily::family, a.family);
-  if (family == nullptr) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
+                            std::optional<std::int32_t> end_of_text,
+                            std::span<const std::string> classes) {
+  const auto families = find_families(&HfFamily::family, a.family);
+  if (families.empty()) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
+  const auto row_of_task =
+      std::ranges::find_if(families, [&](const HfFamily* row) { return row->task == a.task; });
+  const HfFamily* family = row_of_task == families.end() ? families[0] : *row_of_task;
   const json implied = implied_values(*family);
   for (const auto& [key, needed] : implied.items()) {
     if (const json value = value_of(a, key); value != needed) cannot_export(a, key, value, needed);
@@ -607,6 +658,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;
   }
   for (const HfFixedRow& row : family->written) config[std::string(row.setting)] = row.value;
+  if (a.labels > 0) write_classes(config, a, classes);
   if (family->rotary != nullptr) write_rotary(config, a, *family->rotary);
   if (family->rotary_columns != nullptr) {
     config[std::string(family->rotary_columns->setting)] =

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -61,6 +62,8 @@ struct HfArchitecture {
   double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
   std::string task = "lm";       // lm | mlm | classify
   std::int64_t mask_token = -1;  // of mlm; -1: not known
+  std::int64_t labels = 0;       // of classify; 0: no classes
+  std::string pooling = "none";  // of classify
 
   bool operator==(const HfArchitecture&) const = default;
 };
@@ -121,6 +124,8 @@ inline constexpr std::array kHfFields = {
     HfField{"dropout_residual", &HfArchitecture::dropout_residual},
     HfField{"task.kind", &HfArchitecture::task},
     HfField{"task.mask_token", &HfArchitecture::mask_token},
+    HfField{"task.labels", &HfArchitecture::labels},
+    HfField{"task.pooling", &HfArchitecture::pooling},
 };
 
 /// The name of such a key in decks: "model.layers".
@@ -136,6 +141,7 @@ struct HfKey {
 struct HfConfig {
   HfArchitecture architecture;
   std::vector<HfKey> keys;
+  std::vector<std::string> classes;  // their names, where the model has classes and says them
 };
 
 /// Reads a config.json of a family that hf_families has a table of. DataError, naming file and key,
@@ -143,9 +149,10 @@ struct HfConfig {
 /// changes the computation.
 HfConfig read_hf_config(const std::filesystem::path& path);
 
-/// The text of a config.json that describes the model; DataError if its family, as Hugging Face
-/// defines it, cannot be set up so.
+/// The text of a config.json that describes the model, and names its classes; DataError if its
+/// family, as Hugging Face defines it, cannot be set up so.
 std::string write_hf_config(const HfArchitecture& architecture, DType type,
-                            std::optional<std::int32_t> end_of_text);
+                            std::optional<std::int32_t> end_of_text,
+                            std::span<const std::string> classes = {});
 
 }  // namespace tessera::io

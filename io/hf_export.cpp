@@ -171,7 +171,8 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
   }
   const std::string config = write_hf_config(
       options.architecture, options.type,
-      options.tokenizer == nullptr ? std::nullopt : options.tokenizer->end_of_text());
+      options.tokenizer == nullptr ? std::nullopt : options.tokenizer->end_of_text(),
+      options.classes);
   const auto parameters = hf_tensors(options.architecture);
   const auto tensors = stored_tensors(parameters);
   const auto shards = shards_of(tensors, options.type, options.shard_bytes);

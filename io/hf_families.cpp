@@ -313,8 +313,7 @@ HfFamily bert() {
                       {"embedding_norm", true},
                       {"tied_embeddings", true},
                       {"head_norm", true},
-                      {"head_bias", true},
-                      {"task.kind", "mlm"}},
+                      {"head_bias", true}},
           .dropouts = kDropoutProbs,
           .optional = {{"task.mask_token", "mask_token_id"}},
           .activation_setting = "hidden_act",
@@ -329,7 +328,30 @@ HfFamily bert() {
                      "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
                      "pooler_type"},
           .written = {{"type_vocab_size", 2}},
-          .classes = {"BertForMaskedLM", "BertForPreTraining", "BertModel"}};
+          .classes = {"BertForMaskedLM", "BertForPreTraining", "BertModel"},
+          .task = "mlm"};
+}
+
+/// The same encoder with a head that says the class of a text from its first token.
+HfFamily classifier(HfFamily family, std::string_view model_class) {
+  const auto of_tied = [](const HfFixedRow& row) { return row.setting == "tie_word_embeddings"; };
+  std::erase_if(family.fixed, of_tied);
+  family.unused.push_back("tie_word_embeddings");
+  family.fixed.push_back({"problem_type", "single_label_classification"});
+  const auto of_head = [](const HfImpliedRow& row) {
+    return row.key == "tied_embeddings" || row.key.starts_with("head_");
+  };
+  std::erase_if(family.implied, of_head);
+  family.implied = joined(family.implied, {{"tied_embeddings", false},
+                                           {"head_activation", "tanh"},
+                                           {"head_bias", true},
+                                           {"task.pooling", "first"}});
+  family.activation_keys = {"activation"};
+  family.optional = {};
+  family.model_class = model_class;
+  family.classes = {model_class};
+  family.task = "classify";
+  return family;
 }
 
 /// Positions begin behind that of the padding token, whose number is part of the model.
@@ -405,9 +427,22 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
 }  // namespace
 
 std::span<const HfFamily> hf_families() {
-  static const std::vector<HfFamily> families = {gpt2(), llama(), mistral(),  qwen2(),  qwen3(),
-                                                 phi3(), olmo2(), gpt_neox(), gemma2(), gemma3(),
-                                                 gptj(), bert(),  roberta()};
+  static const std::vector<HfFamily> families = {
+      gpt2(),
+      llama(),
+      mistral(),
+      qwen2(),
+      qwen3(),
+      phi3(),
+      olmo2(),
+      gpt_neox(),
+      gemma2(),
+      gemma3(),
+      gptj(),
+      bert(),
+      classifier(bert(), "BertForSequenceClassification"),
+      roberta(),
+      classifier(roberta(), "RobertaForSequenceClassification")};
   return families;
 }
 

@@ -87,6 +87,7 @@ struct HfWindows {
   bool layer_types = false;        // whether files may, and exports do, name each layer's kind
 };
 
+/// What a model class computes: a family's, with a head.
 struct HfFamily {
   std::string_view family;      // of [model]
   std::string_view model_type;  // of config.json
@@ -106,9 +107,10 @@ struct HfFamily {
   std::vector<std::string_view> unused = {};   // settings that have no effect beside `fixed` ones
   std::vector<HfFixedRow> written = {};        // of those, which an export has
   std::vector<std::string_view> classes = {};  // of which files can be; empty: they need not say
+  std::string_view task = "lm";
 };
 
-/// All families.
+/// All families; some have a row for each of several heads, the usual one first.
 std::span<const HfFamily> hf_families();
 
 /// Whether a setting says nothing of the computation: of training, generation, other heads than

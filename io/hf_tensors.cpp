@@ -12,7 +12,7 @@ namespace {
 using A = HfArchitecture;
 
 /// Extents by name, so that the tables below read like a model's description.
-enum class Extent { none, vocab, context, hidden, head, q, kv, ffn };
+enum class Extent { none, vocab, context, hidden, head, q, kv, ffn, labels };
 
 std::int64_t extent_of(Extent extent, const A& a) {
   switch (extent) {
@@ -24,6 +24,7 @@ std::int64_t extent_of(Extent extent, const A& a) {
     case Extent::q: return a.heads * a.head_dim;
     case Extent::kv: return a.kv_heads * a.head_dim;
     case Extent::ffn: return a.ffn_hidden;
+    case Extent::labels: return a.labels;
   }
   return 0;
 }
@@ -52,6 +53,7 @@ using enum Layout;
 struct Names {
   std::string_view prefix;
   Rows first, block, last;
+  Extent outputs = vocab;
   std::string_view output = "lm_head.weight";  // here and below names are without the prefix
   Rows head = {};                              // what else the head has
   Rows copies = {};                            // other names of parameters
@@ -179,6 +181,18 @@ Names bert_names() {
   return names;
 }
 
+/// Such an encoder with a head that says a text's class from its first token: a dense layer and the
+/// output matrix, with biases. Their names begin so.
+Names classifier_names(Names names, std::string_view dense_w, std::string_view dense_b,
+                       std::string_view output_w, std::string_view output_b) {
+  names.output = output_w;
+  names.outputs = labels;
+  names.head = {{"head_dense.weight", dense_w, hidden, hidden},
+                {"head_dense.bias", dense_b, hidden},
+                {"head_bias.bias", output_b, labels}};
+  return names;
+}
+
 Names roberta_names() {
   Names names = bert_like("roberta.", 2, 1);
   names.output = "lm_head.decoder.weight";
@@ -239,21 +253,29 @@ Names llama_like(Rows block, Layout norm = same) {
 const Names& names_of(const A& a) {
   static const Rows rest = joined({kOut, kGateUp, kDown});
   static const Names llama = llama_like(joined({kNormsBefore, kQkv, rest}));
-  static const std::map<std::string_view, Names> others = {
-      {"gpt2", gpt2_names()},
-      {"gpt_neox", gpt_neox_names()},
-      {"gptj", gptj_names()},
-      {"bert", bert_names()},
-      {"roberta", roberta_names()},
-      {"qwen2", llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
-      {"qwen3", llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
-      {"phi3", llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
-      {"olmo2", llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
-      {"gemma2", llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
-      {"gemma3",
+  using Key = std::pair<std::string_view, std::string_view>;  // family and task
+  static const std::map<Key, Names> others = {
+      {{"gpt2", "lm"}, gpt2_names()},
+      {{"gpt_neox", "lm"}, gpt_neox_names()},
+      {{"gptj", "lm"}, gptj_names()},
+      {{"bert", "mlm"}, bert_names()},
+      {{"bert", "classify"},
+       classifier_names(bert_like("bert.", 0, 2), "bert.pooler.dense.weight",
+                        "bert.pooler.dense.bias", "classifier.weight", "classifier.bias")},
+      {{"roberta", "mlm"}, roberta_names()},
+      {{"roberta", "classify"},
+       classifier_names(bert_like("roberta.", 2, 1), "classifier.dense.weight",
+                        "classifier.dense.bias", "classifier.out_proj.weight",
+                        "classifier.out_proj.bias")},
+      {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
+      {{"qwen3", "lm"}, llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
+      {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
+      {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
+      {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
+      {{"gemma3", "lm"},
        llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
                   less_one)}};
-  const auto found = others.find(a.family);
+  const auto found = others.find(Key{a.family, a.task});
   return found == others.end() ? llama : found->second;
 }
 
@@ -330,7 +352,7 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& a) {
     }
   }
   add_all(names.last, names.prefix);
-  if (!a.tied_embeddings) add_all({{"head.weight", names.output, vocab, hidden}}, "");
+  if (!a.tied_embeddings) add_all({{"head.weight", names.output, names.outputs, hidden}}, "");
   add_all(names.head, "");
   place_parts(all);
   return all;

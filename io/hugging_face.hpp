@@ -30,6 +30,8 @@ class HfModel {
   const HfArchitecture& architecture() const { return config_.architecture; }
   /// The architecture as the keys of a deck's [model] section.
   std::span<const HfKey> keys() const { return config_.keys; }
+  /// The names of its classes, where it has some and says them.
+  std::span<const std::string> classes() const { return config_.classes; }
   /// Every parameter with its shape, in the order of the model.
   std::span<const HfTensor> parameters() const { return parameters_; }
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
@@ -83,6 +85,7 @@ struct HfExport {
   HfArchitecture architecture;
   DType type = DType::f32;
   const Tokenizer* tokenizer = nullptr;      // written beside the weights
+  std::vector<std::string> classes = {};     // the names of its classes
   std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
 };
 

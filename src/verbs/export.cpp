@@ -43,7 +43,8 @@ ExitCode run(const ExportOptions& o) {
       {.directory = o.to,
        .architecture = hf_architecture(source),
        .type = type,
-       .tokenizer = tokenizer ? &*tokenizer : nullptr},
+       .tokenizer = tokenizer ? &*tokenizer : nullptr,
+       .classes = source.labels ? source.labels->names : std::vector<std::string>()},
       [&](std::string_view name, std::int64_t begin, std::span<float> out) {
         const auto& p = *by_name.find(name)->second;
         parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);

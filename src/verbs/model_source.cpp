@@ -75,6 +75,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
             .name = path.string(),
             .parameters = checked(read, finite_as, place_of),
             .tokenizer = data::tokenizer_of_directory(path),
+            .labels = data::labels_of_directory(*model),
             .left_out = model->left_out(path.string())};
   }
   const auto found = find_checkpoint(path);
@@ -94,6 +95,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
   const auto units = model::model_units(setup::model_config(deck.model, deck.task));
   if (weights == optim::kEma && !train::has_state(*checkpoint, units, weights))
     throw train::no_averaged_weights(found->path);
+  const auto names = data::labels_of_checkpoint(found->path);
   const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
     checkpoint->read(p.name, weights, range, DType::f32, std::as_writable_bytes(out));
   };
@@ -106,7 +108,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
           .tokenizer = data::tokenizer_of_checkpoint(found->path),
-          .labels = data::labels_of_checkpoint(found->path)};
+          .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
+          .left_out = {}};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {

@@ -10,6 +10,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/hugging_face.hpp"
+#include "io/token_labels.hpp"
 #include "train/state/model_state.hpp"
 
 namespace tessera::verbs {
@@ -22,7 +23,7 @@ struct ModelSource {
   std::string name;  // for people
   train::ParameterSource parameters;
   std::optional<std::filesystem::path> tokenizer;  // its tokenizer.json, where it has one
-  std::optional<std::filesystem::path> labels;     // and the names of its classes
+  std::optional<io::LabelNames> labels;            // and the names of its classes
   std::string left_out;                            // what of it was not read, for people
 };
 

@@ -11,14 +11,17 @@ import sys
 import tempfile
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM,
+                          AutoModelForSequenceClassification)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
-ENCODERS = ("bert", "roberta")
+ENCODERS = {"bert": AutoModelForMaskedLM, "roberta": AutoModelForMaskedLM,
+            "bert_classes": AutoModelForSequenceClassification,
+            "roberta_classes": AutoModelForSequenceClassification}
 
 
 def load(path):
-    kind = AutoModelForMaskedLM if path.name in ENCODERS else AutoModelForCausalLM
+    kind = ENCODERS.get(path.name, AutoModelForCausalLM)
     model, report = kind.from_pretrained(path, output_loading_info=True)
     assert not any(report.values()), report
     return model.eval()
@@ -29,6 +32,7 @@ with tempfile.TemporaryDirectory() as exported:
                    check=True, env={**os.environ, "TESSERA_EXPORT_DIRECTORY": exported})
     for path in sorted(pathlib.Path(exported).iterdir()):
         theirs, ours = load(HERE / path.name), load(path)
+        assert theirs.config.id2label == ours.config.id2label
         assert theirs.dtype == ours.dtype, (path.name, theirs.dtype, ours.dtype)
         a, b = theirs.state_dict(), ours.state_dict()
         assert a.keys() == b.keys()

@@ -13,12 +13,13 @@ import shutil
 
 import torch
 from safetensors.torch import save_file
-from transformers import (BertConfig, BertForMaskedLM, Gemma2Config, Gemma2ForCausalLM,
+from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
                           GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
                           LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, RobertaConfig, RobertaForMaskedLM)
+                          Qwen3ForCausalLM, RobertaConfig, RobertaForMaskedLM,
+                          RobertaForSequenceClassification)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
 
@@ -117,13 +118,15 @@ def gptj_ours(state, layers):
     return ours
 
 
-def bert_ours(state, layers, prefix, unused, head, bias):
-    """`head`: the names of the dense layer and its norm."""
+def bert_ours(state, layers, prefix, unused, head, bias, output=None):
+    """`head`: the names of the dense layer and its norm, where there is one."""
     at = f"{prefix}embeddings."
     ours = {"vocabulary.weight": state[f"{at}word_embeddings.weight"],
             "positions.weight": (state[f"{at}position_embeddings.weight"][unused:] +
                                  state[f"{at}token_type_embeddings.weight"][0]),
             "head_bias.bias": state[bias]}
+    if output is not None:
+        ours["head.weight"] = state[output]
     for kind in ("weight", "bias"):
         ours[f"embedding_norm.{kind}"] = state[f"{at}LayerNorm.{kind}"]
         for mine, name in zip(("head_dense", "head_dense.norm"), head):
@@ -276,6 +279,14 @@ save_with_logits("roberta", RobertaForMaskedLM(RobertaConfig(
     layer_norm_eps=1e-5, hidden_act="gelu_new")),
     lambda state: bert_ours(state, 2, "roberta.", 2, ("lm_head.dense", "lm_head.layer_norm"),
                             "lm_head.bias"), least=2)  # 1 is padding
+CLASSES = {"id2label": {0: "warm", 1: "cold", 2: "hot"}}
+save_with_logits("bert_classes", BertForSequenceClassification(BertConfig(**NEOX, **CLASSES)),
+                 lambda state: bert_ours(state, 2, "bert.", 0, ["bert.pooler.dense"],
+                                         "classifier.bias", "classifier.weight"))
+save_with_logits("roberta_classes", RobertaForSequenceClassification(RobertaConfig(
+    **{**NEOX, **CLASSES, "pad_token_id": 1, "max_position_embeddings": 18}, type_vocab_size=1)),
+    lambda state: bert_ours(state, 2, "roberta.", 2, ["classifier.dense"],
+                            "classifier.out_proj.bias", "classifier.out_proj.weight"), least=2)
 torch.manual_seed(8)
 save_with_logits("gptj", GPTJForCausalLM(GPTJConfig(
     vocab_size=13, n_embd=16, n_inner=12, n_layer=2, n_head=2, n_positions=16, rotary_dim=4,

@@ -322,14 +322,50 @@ class Encoders(WeightsTest):
             "task.mask_token is missing", "and its config.json no \"mask_token_id\": give one of them"])
         self.train(1, self.starting_from("told", out, batch__sequence=8, task__mask_token=mask))
 
+    def test_classes(self):
+        """Their names go with the model, and other data does not."""
+        source, run = SOURCE / "tests/data/hf/bert_classes", self.dir / "bert_classes"
+        for name in ("bert_classes", "roberta_classes"):
+            self.job("import", SOURCE / "tests/data/hf" / name, "--to", self.dir / name)
+            self.job("export", self.dir / name, "--to", self.dir / f"{name}_out",
+                     says=["give the same logits to the bit (0 from those of unrounded"])
+        names = ["warm", "cold", "hot"]
+        self.assertEqual(json.loads((run / "labels.json").read_text())["names"], names)
+        config = json.loads((self.dir / "bert_classes_out" / "config.json").read_text())
+        self.assertEqual(config["id2label"], {str(i): name for i, name in enumerate(names)})
+        text = self.dir / "texts.jsonl"
+        text.write_text("".join(json.dumps({"text": word, "t": label}) + "\n"
+                                for word, label in (("ab", "hot"), ("ba", "warm"), ("a", "cold"))))
+        tokenizer = self.dir / "tokenizer.json"
+        vocab = {"[UNK]": 0, "ab": 1, "ba": 2, "a": 3}
+        tokenizer.write_text(json.dumps({
+            "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+            "normalizer": None, "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": None, "decoder": None,
+            "model": {"type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]",
+                      "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}}))
+        tokenize = ("tokenize", text, "--label", "t", "--eos", "none", "--tokenizer", tokenizer)
+        self.job(*tokenize, "--out", self.dir / "sorted")
+        self.job(*tokenize, "--labels", run / "labels.json", "--out", self.dir / "fitting")
+        for data, code in (("sorted", 3), ("fitting", 0)):
+            for name, deck in (("told", self.starting_from(
+                    f"{data}_started", source, data__train=[str(self.dir / data)],
+                    data__validation=None, evaluate__batches=None)),
+                    ("run", run / "deck.toml")):
+                sets = () if name == "told" else (
+                    "--set", f'data.train=["{self.dir / data}"]', "--set", "run.steps=1")
+                output = self.job("train", deck, *sets, ranks=1, code=code)
+                self.assertEqual("the model's classes are warm, cold, hot" in output, code != 0,
+                                 output)
+
     def test_what_is_refused(self):
         for name, says, settings in (
                 ("relative", '"relative_key" is not supported; allowed: "absolute"',
                  {"position_embedding_type": "relative_key"}),
                 ("decoder", "$.is_decoder: true is not supported; allowed: false",
                  {"is_decoder": True}),
-                ("classes", "the head of a BertForSequenceClassification is not supported",
-                 {"architectures": ["BertForSequenceClassification"]}),
+                ("classes", "the head of a BertForTokenClassification is not supported",
+                 {"architectures": ["BertForTokenClassification"]}),
                 ("headless", "cls.predictions.bias has the shape (13); config.json says (14)",
                  {"vocab_size": 14})):
             with self.subTest(name):
@@ -338,10 +374,8 @@ class Encoders(WeightsTest):
                 self.assertIn(str(source), output)
                 self.assertFalse((self.dir / "no").exists())
         source = self.copy_of("bert", "untyped")
-        file = Safetensors(source / "model.safetensors")
         name = "bert.embeddings.token_type_embeddings.weight"
-        text = json.dumps({k: v for k, v in file.header.items() if k != name}).encode()
-        file.path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(file.bytes[file.data:]))
+        self.add_tensors(source, lambda of: "bert.embeddings.other" if of == name else of, {})
         self.job("import", source, "--to", self.dir / "no", code=3, says=[f"{name} is missing"])
 
 

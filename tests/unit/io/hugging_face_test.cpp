@@ -97,16 +97,17 @@ TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
 }
 
 /// All models of tests/data/hf.
-constexpr std::array kModels = {"gpt2",          "llama",
-                                "llama_sharded", "llama3",
-                                "mistral",       "qwen2",
-                                "qwen3",         "phi3",
-                                "olmo2",         "gpt_neox",
-                                "gemma2",        "gemma3",
-                                "llama_yarn",    "gpt_neox_sequential",
-                                "qwen2_windows", "qwen3_windows",
-                                "gptj",          "bert",
-                                "roberta"};
+constexpr std::array kModels = {"gpt2",           "llama",
+                                "llama_sharded",  "llama3",
+                                "mistral",        "qwen2",
+                                "qwen3",          "phi3",
+                                "olmo2",          "gpt_neox",
+                                "gemma2",         "gemma3",
+                                "llama_yarn",     "gpt_neox_sequential",
+                                "qwen2_windows",  "qwen3_windows",
+                                "gptj",           "bert",
+                                "roberta",        "bert_classes",
+                                "roberta_classes"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -118,6 +119,7 @@ TEST(HfExport, KeepsDirectoriesForTheReferenceCheck) {
     io::export_hugging_face({.directory = fs::path(kept) / name,
                              .architecture = model.architecture(),
                              .type = model.stored_dtype(),
+                             .classes = {model.classes().begin(), model.classes().end()},
                              .shard_bytes = name == std::string("llama_sharded") ? 1000 : 1 << 30},
                             source_of(model));
   }
@@ -147,7 +149,7 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   std::map<std::string, io::HfKey> keys;
   for (const io::HfKey& key : model.keys())
     EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
-  EXPECT_EQ(keys.size(), io::kHfFields.size() - 1) << "all but that of masked tokens";
+  EXPECT_EQ(keys.size(), io::kHfFields.size() - 3) << "all but those of masked tokens and classes";
   EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);
   EXPECT_EQ(std::get<double>(keys.at("rope_theta").value), 50000.0);
   EXPECT_EQ(std::get<bool>(keys.at("tied_embeddings").value), false);
@@ -274,6 +276,25 @@ TEST(HfModel, DescribesEncoders) {
               (void)io::write_hf_config(changed, DType::f32, {});
             }).find("model.head_hidden = 12, needed: 8"),
             std::string::npos);
+}
+
+TEST(HfModel, NamesClasses) {
+  for (const char* name : {"bert_classes", "roberta_classes"}) {
+    const auto model = io::HfModel::open(data_path(name));
+    const auto& a = model.architecture();
+    EXPECT_EQ(std::tuple(a.task, a.labels, a.pooling, a.head_activation, a.tied_embeddings),
+              std::tuple("classify", 3, "first", "tanh", false));
+    const std::vector<std::string> names(model.classes().begin(), model.classes().end());
+    EXPECT_EQ(names, (std::vector<std::string>{"warm", "cold", "hot"}));
+    const json written = json::parse(io::write_hf_config(a, DType::f32, {}, names));
+    EXPECT_EQ(written["id2label"], (json{{"0", "warm"}, {"1", "cold"}, {"2", "hot"}}));
+    EXPECT_EQ(written["label2id"], (json{{"warm", 0}, {"cold", 1}, {"hot", 2}}));
+  }
+  const Copy copy("bert_classes");
+  copy.edit("config.json", [](json& c) {
+    c["id2label"] = {{"0", "LABEL_0"}, {"1", "LABEL_1"}, {"2", "LABEL_2"}};
+  });
+  EXPECT_TRUE(io::HfModel::open(copy.path).classes().empty()) << "these are no names";
 }
 
 // Positions hold the first type of tokens too, and files keep a place for both.
@@ -513,9 +534,13 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"bert", "/is_decoder", true, "$.is_decoder: true is not supported; allowed: false"},
       {"bert", "/add_cross_attention", true, "$.add_cross_attention: true is not supported"},
       {"bert", "/tie_word_embeddings", false, "$.tie_word_embeddings: false is not supported"},
-      {"bert", "/architectures/0", "BertForSequenceClassification",
-       "$.architectures[0]: the head of a BertForSequenceClassification is not supported; allowed: "
-       "BertForMaskedLM, BertForPreTraining, BertModel"},
+      {"bert", "/architectures/0", "BertForTokenClassification",
+       "$.architectures[0]: the head of a BertForTokenClassification is not supported; allowed: "
+       "BertForMaskedLM, BertForPreTraining, BertModel, BertForSequenceClassification"},
+      {"bert_classes", "/problem_type", "regression",
+       "$.problem_type: \"regression\" is not supported"},
+      {"bert_classes", "/id2label/1", "warm", "two classes have the same name"},
+      {"bert_classes", "/id2label/3", "mild", "classifier.weight has the shape (3, 8)"},
       {"bert", "/mask_token_id", -3, "$.mask_token_id"},
       {"roberta", "/pad_token_id", 0, "$.pad_token_id: 0 is not supported; allowed: 1"},
       {"roberta", "/max_position_embeddings", 2, "$.max_position_embeddings: 2; allowed: 3 to"},
