@@ -127,7 +127,10 @@ class HfModel::Matching {
     const auto of_other_head = [&] { return hf_other_head(model_.architecture(), key); };
     if (!known_.contains(key) && !key.starts_with(prefix) && !of_other_head())
       key = fmt::format("{}{}", prefix, key);
-    if (of_other_head()) return model_.other_heads_.emplace_back(name), void();
+    if (of_other_head()) {
+      model_.other_heads_.emplace_back(name);
+      return;
+    }
     if (!found_.emplace(key, Found{shard, &entry}).second)
       problems_.push_back(fmt::format("{} is there twice", name));
   }
