@@ -22,16 +22,23 @@ constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 24;
 // Turns between which frequencies of yarn change, where a file does not say.
 constexpr double kYarnLow = 1, kYarnHigh = 32;
+constexpr std::int64_t kDefaultLabels = 2;  // of classifiers whose file names none
 
-const HfFamily* find_family(std::string_view HfFamily::*name, std::string_view value) {
-  const auto families = hf_families();
-  const auto found = std::ranges::find(families, value, name);
-  return found == families.end() ? nullptr : &*found;
+/// The rows of a name, in the order of the table.
+std::vector<const HfFamily*> find_families(std::string_view HfFamily::*name,
+                                           std::string_view value) {
+  std::vector<const HfFamily*> found;
+  for (const HfFamily& family : hf_families()) {
+    if (family.*name == value) found.push_back(&family);
+  }
+  return found;
 }
 
 std::string allowed_families(std::string_view HfFamily::*name) {
   std::vector<std::string_view> names;
-  for (const HfFamily& family : hf_families()) names.push_back(family.*name);
+  for (const HfFamily& family : hf_families()) {
+    if (names.empty() || names.back() != family.*name) names.push_back(family.*name);
+  }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
@@ -46,25 +53,33 @@ json value_of(const HfArchitecture& architecture, std::string_view key) {
   return std::visit([&](auto member) { return json(architecture.*member); }, field_of(key).member);
 }
 
+/// What transformers calls a class that has no name.
+std::string unnamed_class(std::int64_t i) { return fmt::format("LABEL_{}", i); }
+
 class ConfigReader {
  public:
   explicit ConfigReader(const JsonCursor& root) : root_(root) {}
 
   HfConfig read() {
     const JsonCursor type = root_["model_type"];
-    const HfFamily* family = find_family(&HfFamily::model_type, type.text());
-    if (family == nullptr) {
+    const auto families = find_families(&HfFamily::model_type, type.text());
+    if (families.empty()) {
       type.fail(fmt::format("\"{}\" is not supported; allowed: {}", type.text(),
                             allowed_families(&HfFamily::model_type)));
     }
+    const HfFamily* family = choose_class(families);
     set("family", family->family, type.place());
+    set("task.kind", family->task, type.place());
     for (const HfFixedRow& row : family->fixed) require(row);
     for (const HfNumberRow& row : family->numbers) read_number(row);
     for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
+    for (const HfOptionalRow& row : family->optional) read_optional(row);
     for (const HfChoice& choice : family->choices) read_choice(choice);
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
+    read_classes(*family);
     read_activation(*family);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
+    if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
     if (family->windows != nullptr) read_windows(*family->windows);
     refuse_windows_of_others(*family);
     refuse_unknown(*family);
@@ -74,6 +89,16 @@ class ConfigReader {
   }
 
  private:
+  /// Whether the file has the setting and says null, which is not what a file without it says.
+  bool is_null(std::string_view setting) const {
+    const auto found = root_.raw().find(setting);
+    return found != root_.raw().end() && found->is_null();
+  }
+
+  [[noreturn]] void refuse_null(std::string_view setting, std::string_view allowed) const {
+    root_.fail(fmt::format("{}: null is not supported; allowed: {}", setting, allowed));
+  }
+
   void require(const HfFixedRow& row) {
     known_.insert(row.setting);
     const auto value = root_.find(row.setting);
@@ -81,6 +106,43 @@ class ConfigReader {
       value->fail(
           fmt::format("{} is not supported; allowed: {}", value->shown(), row.value.dump()));
     }
+    const bool none = row.value.is_null() || row.value == false;
+    if (!none && is_null(row.setting)) refuse_null(row.setting, row.value.dump());
+  }
+
+  /// The row whose head the file names; classes that no row has have other heads.
+  const HfFamily* choose_class(const std::vector<const HfFamily*>& families) const {
+    const auto named = root_.find("architectures");
+    const HfFamily* chosen = families[0];
+    if (chosen->classes.empty() || !named) return chosen;
+    named->for_each_item([&](const JsonCursor& item) {
+      std::vector<std::string_view> allowed;
+      for (const HfFamily* family : families) {
+        allowed.insert(allowed.end(), family->classes.begin(), family->classes.end());
+        if (std::ranges::find(family->classes, item.text()) == family->classes.end()) continue;
+        chosen = family;
+        return;
+      }
+      item.fail(fmt::format("the head of a {} is not supported; allowed: {}", item.text(),
+                            fmt::join(allowed, ", ")));
+    });
+    return chosen;
+  }
+
+  /// Classes and their names: {"0": "negative", "1": "positive"}.
+  void read_classes(const HfFamily& family) {
+    if (family.task != "classify") return;
+    const auto names = root_.find("id2label");
+    const std::int64_t labels = names ? names->size() : kDefaultLabels;
+    set("task.labels", labels, names ? names->place() : root_.place());
+    for (std::int64_t i = 0; names && i < labels; ++i)
+      config_.classes.push_back((*names)[fmt::format("{}", i)].text());
+    if (std::set(config_.classes.begin(), config_.classes.end()).size() != config_.classes.size())
+      names->fail("two classes have the same name");
+    for (std::int64_t i = 0; i < std::ssize(config_.classes); ++i) {
+      if (config_.classes[static_cast<std::size_t>(i)] != unnamed_class(i)) return;
+    }
+    config_.classes.clear();
   }
 
   void read_number(const HfNumberRow& row) {
@@ -88,14 +150,20 @@ class ConfigReader {
     const auto value = root_.find(row.setting);
     if (!value) {
       if (row.otherwise.is_null()) (void)root_[row.setting];  // says that it is missing
-      return set(row.key, row.otherwise, root_.place());
+      const bool null = is_null(row.setting);
+      if (null && row.none.is_null())
+        refuse_null(row.setting, fmt::format("a value, or no such setting, which means {}",
+                                             row.otherwise.dump()));
+      return set(row.key, null ? row.none : row.otherwise, root_.place());
     }
     const auto& member = field_of(row.key).member;
     if (std::holds_alternative<std::int64_t HfArchitecture::*>(member)) {
-      const std::int64_t n = value->integer();
+      const std::int64_t n = value->integer(), least = 1 + row.more;
       const std::int64_t most = row.key == "layers" ? kMostLayers : kLargestExtent;
-      if (n < 1 || n > most) value->fail(fmt::format("{}; allowed: 1 to {}", n, most));
-    } else if (std::holds_alternative<double HfArchitecture::*>(member)) {
+      if (n < least || n > most) value->fail(fmt::format("{}; allowed: {} to {}", n, least, most));
+      return set(row.key, n - row.more, value->place());
+    }
+    if (std::holds_alternative<double HfArchitecture::*>(member)) {
       check_positive(*value);
     } else {
       (void)value->boolean();
@@ -115,15 +183,23 @@ class ConfigReader {
     set(row.key, value ? value->number() : row.otherwise, value ? value->place() : root_.place());
   }
 
+  void read_optional(const HfOptionalRow& row) {
+    known_.insert(row.setting);
+    if (const auto value = root_.find(row.setting))
+      set(row.key, value->integer(0, kLargestExtent), value->place());
+  }
+
   void read_choice(const HfChoice& choice) {
     known_.insert(choice.setting);
     const auto value = root_.find(choice.setting);
-    if (!value) return set(choice.key, choice.words[0].second, root_.place());
+    if (!value && !is_null(choice.setting))
+      return set(choice.key, choice.words[0].second, root_.place());
     std::vector<std::string> allowed;
     for (const auto& [setting, word] : choice.words) {
-      if (value->raw() == setting) return set(choice.key, word, value->place());
+      if (value && value->raw() == setting) return set(choice.key, word, value->place());
       allowed.push_back(setting.dump());
     }
+    if (!value) refuse_null(choice.setting, fmt::format("{}", fmt::join(allowed, ", ")));
     value->fail(
         fmt::format("{} is not supported; allowed: {}", value->shown(), fmt::join(allowed, ", ")));
   }
@@ -133,9 +209,10 @@ class ConfigReader {
     const auto value = root_.find(table.activation_setting);
     const std::string word = value ? value->text() : std::string(table.activations[0].setting);
     for (const HfWordRow& row : table.activations) {
-      if (row.setting == word) {
-        return set("activation", row.word, value ? value->place() : root_.place());
-      }
+      if (row.setting != word) continue;
+      for (const std::string_view key : table.activation_keys)
+        set(key, row.word, value ? value->place() : root_.place());
+      return;
     }
     std::string allowed;
     for (const HfWordRow& row : table.activations) {
@@ -187,6 +264,23 @@ class ConfigReader {
                  names.default_local_theta);
     }
     read_rope_scaling(rope);
+  }
+
+  void read_rotary_columns(const HfRotaryColumns& names) {
+    known_.insert(names.setting);
+    const HfArchitecture& a = config_.architecture;
+    if (is_null(names.setting)) refuse_null(names.setting, "a number of columns");
+    const auto value = root_.find(names.setting);
+    const std::int64_t head = a.hidden / a.heads, n = value ? value->integer() : names.otherwise;
+    if (n < 2 || n > head || n % 2 != 0) {
+      value.value_or(root_).fail(
+          fmt::format("{} = {}; allowed: even numbers from 2 to {}, the columns of a head",
+                      names.setting, n, head));
+    }
+    const auto columns = static_cast<double>(head);
+    double share = static_cast<double>(n) / columns;
+    while (static_cast<std::int64_t>(columns * share) < n) share = std::nextafter(share, 2.0);
+    set("rotary_share", share, value ? value->place() : root_.place());
   }
 
   static std::optional<JsonCursor> rotary_kind(const std::optional<JsonCursor>& rope) {
@@ -283,21 +377,25 @@ class ConfigReader {
     known_.insert({names.used, names.first, names.size, names.every, "layer_types"});
     const auto used = names.used.empty() ? std::nullopt : root_.find(names.used);
     const bool off = !names.used.empty() && !(used && used->boolean());
-    auto size = off ? std::nullopt : root_.find(names.size);
-    if (used && !off) size = root_[names.size];  // left out, it is not none
+    const auto given = root_.find(names.size);
+    const std::int64_t size = off                   ? 0
+                              : given               ? given->integer(1, kLargestExtent)
+                              : is_null(names.size) ? 0
+                                                    : names.default_size;
     const auto types = layer_types();
     const auto full = [](const JsonCursor& type) { return type.text() == "full_attention"; };
     const auto first = std::ranges::find_if(types, full);
-    if (!size || (!types.empty() && std::ranges::all_of(types, full))) {
-      if (!size && !types.empty() && !std::ranges::all_of(types, full)) {
+    if (size == 0 || (!types.empty() && std::ranges::all_of(types, full))) {
+      if (size == 0 && !types.empty() && !std::ranges::all_of(types, full)) {
         root_.fail(fmt::format("layer_types names layers with a window, but {}",
                                off ? fmt::format("{} is not true", names.used)
-                                   : fmt::format("{} is missing", names.size)));
+                                   : fmt::format("{} says of none", names.size)));
       }
       return;
     }
     if (types.empty() && !names.first.empty() && !windows_in_all_layers(names)) return;
-    set("window", size->integer(1, kLargestExtent), size->place());
+    const std::string place = given ? given->place() : root_.place();
+    set("window", size, place);
     const auto said = names.every.empty() ? std::nullopt : root_.find(names.every);
     std::int64_t every = said ? said->integer(1, kMostLayers) : names.default_every;
     if (!types.empty() && !agrees(types, every)) {
@@ -309,7 +407,7 @@ class ConfigReader {
                                "full_attention after each so many of sliding_attention"));
       }
     }
-    set("global_every", every, said ? said->place() : size->place());
+    set("global_every", every, said ? said->place() : place);
   }
 
   /// Whether all layers have a window, where files say before how many there is none; false: none
@@ -355,14 +453,15 @@ class ConfigReader {
     for (const HfKey& key : config_.keys) said.insert(key.key);
     if (family.rotary == nullptr) said.insert("rope_theta");
     for (const HfField& field : kHfFields) {
-      if (!said.contains(field.key) && !is_extent(field.key))
+      if (!said.contains(field.key) && !stays_open(field.key))
         set(field.key, value_of(defaults, field.key), place);
     }
   }
 
-  /// Whether fill_derived() has a value where there is none.
-  static bool is_extent(std::string_view key) {
-    return key == "head_dim" || key == "kv_heads" || key == "ffn_hidden";
+  /// Whether fill_derived() has a value where there is none, or the deck needs none.
+  static bool stays_open(std::string_view key) {
+    return key == "head_dim" || key == "kv_heads" || key == "ffn_hidden" ||
+           key == "task.mask_token" || key == "task.labels" || key == "task.pooling";
   }
 
   /// What the file leaves to a rule, and what must hold between settings.
@@ -415,11 +514,16 @@ std::string_view torch_name(DType type) {
 [[noreturn]] void cannot_export(const HfArchitecture& a, std::string_view key, const json& value,
                                 const json& needed) {
   throw DataError(
-      fmt::format("the model cannot be written as a Hugging Face {}: model.{} = {}, needed: {}",
-                  a.family, key, value.dump(), needed.dump()));
+      fmt::format("the model cannot be written as a Hugging Face {}: {} = {}, needed: {}", a.family,
+                  deck_key(key), value.dump(), needed.dump()));
 }
 
 }  // namespace
+
+std::string deck_key(std::string_view key) {
+  const bool of_model = key.find('.') == std::string_view::npos;
+  return fmt::format("{}{}", of_model ? "model." : "", key);
+}
 
 HfConfig read_hf_config(const std::filesystem::path& path) {
   const JsonDocument document(read_text(path, kLargestConfig), path.string());
@@ -459,11 +563,33 @@ void write_windows(json& config, const HfArchitecture& a, const HfWindows& names
   config["layer_types"] = types;
 }
 
+/// Classes by their names, or by what transformers calls those without.
+void write_classes(json& config, const HfArchitecture& a, std::span<const std::string> classes) {
+  for (std::int64_t i = 0; i < a.labels; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::string name = at < classes.size() ? classes[at] : unnamed_class(i);
+    config["id2label"][fmt::format("{}", i)] = name;
+    config["label2id"][name] = i;
+  }
+}
+
+/// A number; two keys of one setting must agree.
+void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row) {
+  json value = value_of(a, row.key);
+  const std::string setting(row.setting);
+  if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
+  if (row.more > 0) value = value.get<std::int64_t>() + row.more;
+  if (config.contains(setting) && config[setting] != value)
+    cannot_export(a, row.key, value, config[setting]);
+  config[setting] = value;
+}
+
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
-  std::set<std::string_view> written{"family",          "activation",        "head_dim",
-                                     "kv_heads",        "dropout_embedding", "dropout_attention",
-                                     "dropout_residual"};
+  std::set<std::string_view> written{
+      "family",           "head_dim",        "kv_heads",   "dropout_embedding", "dropout_attention",
+      "dropout_residual", "task.mask_token", "task.labels"};
+  written.insert(family.activation_keys.begin(), family.activation_keys.end());
   for (const HfNumberRow& row : family.numbers) written.insert(row.key);
   for (const HfChoice& choice : family.choices) written.insert(choice.key);
   if (family.rotary != nullptr) {
@@ -474,6 +600,7 @@ json implied_values(const HfFamily& family) {
   } else {
     written.insert("rope_theta");  // of no effect
   }
+  if (family.rotary_columns != nullptr) written.insert("rotary_share");
   if (family.windows != nullptr) {
     written.insert("window");
     if (family.windows->layer_types) written.insert("global_every");
@@ -484,15 +611,20 @@ json implied_values(const HfFamily& family) {
       values[std::string(field.key)] = value_of(HfArchitecture{}, field.key);
   }
   for (const HfImpliedRow& row : family.implied) values[std::string(row.key)] = row.value;
+  values["task.kind"] = family.task;
   return values;
 }
 
 }  // namespace
 
 std::string write_hf_config(const HfArchitecture& a, DType type,
-                            std::optional<std::int32_t> end_of_text) {
-  const HfFamily* family = find_family(&HfFamily::family, a.family);
-  if (family == nullptr) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
+                            std::optional<std::int32_t> end_of_text,
+                            std::span<const std::string> classes) {
+  const auto families = find_families(&HfFamily::family, a.family);
+  if (families.empty()) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
+  const auto row_of_task =
+      std::ranges::find_if(families, [&](const HfFamily* row) { return row->task == a.task; });
+  const HfFamily* family = row_of_task == families.end() ? families[0] : *row_of_task;
   const json implied = implied_values(*family);
   for (const auto& [key, needed] : implied.items()) {
     if (const json value = value_of(a, key); value != needed) cannot_export(a, key, value, needed);
@@ -510,13 +642,13 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
                  {"eos_token_id", nullptr},
                  {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
   if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
-  for (const HfNumberRow& row : family->numbers) {
-    const json value = value_of(a, row.key);
-    const bool none = row.otherwise == json(0.0) && value == json(0.0);  // of a cap
-    config[std::string(row.setting)] = none ? json(nullptr) : value;
-  }
+  for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
   for (const HfDropoutRow& row : family->dropouts)
     config[std::string(row.setting)] = value_of(a, row.key);
+  for (const HfOptionalRow& row : family->optional) {
+    if (const json value = value_of(a, row.key); value >= 0)
+      config[std::string(row.setting)] = value;
+  }
   for (const HfChoice& choice : family->choices) {
     for (const auto& [setting, word] : choice.words) {
       if (value_of(a, choice.key) == word) config[std::string(choice.setting)] = setting;
@@ -525,13 +657,23 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
   for (const HfFixedRow& row : family->fixed) {
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;
   }
+  for (const HfFixedRow& row : family->written) config[std::string(row.setting)] = row.value;
+  if (a.labels > 0) write_classes(config, a, classes);
   if (family->rotary != nullptr) write_rotary(config, a, *family->rotary);
+  if (family->rotary_columns != nullptr) {
+    config[std::string(family->rotary_columns->setting)] =
+        static_cast<std::int64_t>(static_cast<double>(a.head_dim) * a.rotary_share);
+  }
   if (family->windows != nullptr) write_windows(config, a, *family->windows);
   for (auto row = family->activations.rbegin(); row != family->activations.rend(); ++row) {
     if (row->word == a.activation) config[std::string(family->activation_setting)] = row->setting;
   }
   if (!config.contains(family->activation_setting)) {
     cannot_export(a, "activation", a.activation, family->activations[0].word);
+  }
+  for (const std::string_view key : family->activation_keys) {
+    if (const json word = value_of(a, key); word != a.activation)
+      cannot_export(a, key, word, a.activation);
   }
   return config.dump(2) + "\n";
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -15,7 +16,7 @@
 
 namespace tessera::io {
 
-/// Named as the keys of [model], with the words that decks use.
+/// Named as the keys of [model], with the words that decks use; and what [task] must say of it.
 struct HfArchitecture {
   std::string family;
   std::int64_t layers = 0;
@@ -30,6 +31,7 @@ struct HfArchitecture {
   double rope_theta = 0;              // of rotary positions
   double rope_local_theta = 0;        // of layers with a window; 0: as of the others
   double rotary_share = 1;            // of a head's columns
+  std::string rope_pairs = "halves";  // halves | neighbours
   std::string rope_scaling = "none";  // none | linear | llama3 | yarn
   double rope_factor = 1;
   double rope_low_frequency = 1, rope_high_frequency = 4;
@@ -38,24 +40,36 @@ struct HfArchitecture {
   std::int64_t window = 0;             // of attention, in tokens; 0: none
   std::int64_t global_every = 0;       // every so many layers, one has no window; 0: all have it
   std::string norm;                    // layernorm | rmsnorm
-  std::string norm_placed = "before";  // before | after | both
+  std::string norm_placed = "before";  // before | after | both | sum
   std::string qk_norm = "none";        // none | head | whole
-  std::string block = "sequential";    // sequential | parallel
+  std::string block = "sequential";    // sequential | parallel | parallel_one_norm
+  std::string attention = "causal";    // causal | bidirectional
   std::string position;                // learned | rope
-  std::string activation;              // gelu (its tanh form) | gelu_erf | relu | swiglu | geglu
+  std::string activation;  // gelu (its tanh form) | gelu_erf | relu | tanh | swiglu | geglu
   bool tied_embeddings = false;
   bool bias = false;
+  bool attention_bias = true;
   bool qkv_bias = false;
   bool scaled_embeddings = false;
+  bool embedding_norm = false;
+  std::int64_t head_hidden = 0;          // columns of the head's dense layer; 0: there is none
+  std::string head_activation = "gelu";  // as `activation`
+  bool head_norm = false;
+  bool head_bias = false;
   std::int64_t query_scalar = 0;  // 0: head_dim
   double attention_soft_cap = 0, logit_soft_cap = 0;
   // Of training: a family without a setting for one does not keep it.
   double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
+  std::string task = "lm";       // lm | mlm | classify
+  std::int64_t mask_token = -1;  // of mlm; -1: not known
+  std::int64_t labels = 0;       // of classify; 0: no classes
+  std::string pooling = "none";  // of classify
 
   bool operator==(const HfArchitecture&) const = default;
 };
 
-/// A key of [model] and the member that holds its value.
+/// A key of [model], or one of another section with the section's name, and the member that holds
+/// its value.
 struct HfField {
   std::string_view key;
   std::variant<std::int64_t HfArchitecture::*, double HfArchitecture::*, bool HfArchitecture::*,
@@ -76,6 +90,7 @@ inline constexpr std::array kHfFields = {
     HfField{"rope_theta", &HfArchitecture::rope_theta},
     HfField{"rope_local_theta", &HfArchitecture::rope_local_theta},
     HfField{"rotary_share", &HfArchitecture::rotary_share},
+    HfField{"rope_pairs", &HfArchitecture::rope_pairs},
     HfField{"rope_scaling", &HfArchitecture::rope_scaling},
     HfField{"rope_factor", &HfArchitecture::rope_factor},
     HfField{"rope_low_frequency", &HfArchitecture::rope_low_frequency},
@@ -88,21 +103,35 @@ inline constexpr std::array kHfFields = {
     HfField{"norm_placed", &HfArchitecture::norm_placed},
     HfField{"qk_norm", &HfArchitecture::qk_norm},
     HfField{"block", &HfArchitecture::block},
+    HfField{"attention", &HfArchitecture::attention},
     HfField{"position", &HfArchitecture::position},
     HfField{"activation", &HfArchitecture::activation},
     HfField{"tied_embeddings", &HfArchitecture::tied_embeddings},
     HfField{"bias", &HfArchitecture::bias},
+    HfField{"attention_bias", &HfArchitecture::attention_bias},
     HfField{"qkv_bias", &HfArchitecture::qkv_bias},
     HfField{"scaled_embeddings", &HfArchitecture::scaled_embeddings},
+    HfField{"embedding_norm", &HfArchitecture::embedding_norm},
+    HfField{"head_hidden", &HfArchitecture::head_hidden},
+    HfField{"head_activation", &HfArchitecture::head_activation},
+    HfField{"head_norm", &HfArchitecture::head_norm},
+    HfField{"head_bias", &HfArchitecture::head_bias},
     HfField{"query_scalar", &HfArchitecture::query_scalar},
     HfField{"attention_soft_cap", &HfArchitecture::attention_soft_cap},
     HfField{"logit_soft_cap", &HfArchitecture::logit_soft_cap},
     HfField{"dropout_embedding", &HfArchitecture::dropout_embedding},
     HfField{"dropout_attention", &HfArchitecture::dropout_attention},
     HfField{"dropout_residual", &HfArchitecture::dropout_residual},
+    HfField{"task.kind", &HfArchitecture::task},
+    HfField{"task.mask_token", &HfArchitecture::mask_token},
+    HfField{"task.labels", &HfArchitecture::labels},
+    HfField{"task.pooling", &HfArchitecture::pooling},
 };
 
-/// One key of [model] and the place in config.json that fixes it.
+/// The name of such a key in decks: "model.layers".
+std::string deck_key(std::string_view key);
+
+/// One such key and the place in config.json that fixes it.
 struct HfKey {
   std::string key;
   std::variant<std::int64_t, double, bool, std::string> value;
@@ -112,6 +141,7 @@ struct HfKey {
 struct HfConfig {
   HfArchitecture architecture;
   std::vector<HfKey> keys;
+  std::vector<std::string> classes;  // their names, where the model has classes and says them
 };
 
 /// Reads a config.json of a family that hf_families has a table of. DataError, naming file and key,
@@ -119,9 +149,10 @@ struct HfConfig {
 /// changes the computation.
 HfConfig read_hf_config(const std::filesystem::path& path);
 
-/// The text of a config.json that describes the model; DataError if its family, as Hugging Face
-/// defines it, cannot be set up so.
+/// The text of a config.json that describes the model, and names its classes; DataError if its
+/// family, as Hugging Face defines it, cannot be set up so.
 std::string write_hf_config(const HfArchitecture& architecture, DType type,
-                            std::optional<std::int32_t> end_of_text);
+                            std::optional<std::int32_t> end_of_text,
+                            std::span<const std::string> classes = {});
 
 }  // namespace tessera::io

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;  // elements asked for at a time
 
-/// A tensor of the file and the parameters that make it up, adjacent in the table.
+/// A tensor of the file and the parameters that make it up, adjacent in the table; zeros where
+/// there are none.
 struct Stored {
   SafetensorsWriter::Tensor tensor;
   std::span<const HfTensor> parts;
@@ -24,6 +25,7 @@ std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters) {
     std::size_t end = i + 1;
     while (end < parameters.size() && parameters[end].tensor == first.tensor) ++end;
     all.push_back({{first.tensor, first.stored_shape()}, parameters.subspan(i, end - i)});
+    if (!first.added.empty()) all.push_back({{first.added, {first.added_rows, first.cols()}}, {}});
     i = end;
   }
   return all;
@@ -67,9 +69,16 @@ void write_transposed(SafetensorsWriter& file, const Stored& stored,
   file.append(theirs);
 }
 
+void write_zeros(SafetensorsWriter& file, std::int64_t elements) {
+  const std::vector<float> zeros(static_cast<std::size_t>(elements));
+  file.append(zeros);
+}
+
 /// The parts' blocks of rows in turn.
 void write_straight(SafetensorsWriter& file, const Stored& stored, const ParameterSource& source) {
-  const std::int64_t turns = stored.parts[0].rows() / stored.parts[0].block;
+  const HfTensor& first = stored.parts[0];
+  write_zeros(file, first.zeros * first.cols());
+  const std::int64_t turns = first.rows() / first.block;
   for (std::int64_t turn = 0; turn < turns; ++turn) {
     for (const HfTensor& part : stored.parts) {
       const std::int64_t block = part.block * part.cols(), end = (turn + 1) * block;
@@ -91,7 +100,9 @@ void write_shard(const fs::path& path, DType type, std::span<const Stored> shard
   for (const Stored& stored : shard) tensors.push_back(stored.tensor);
   SafetensorsWriter file(path, type, tensors);
   for (const Stored& stored : shard) {
-    if (stored.parts[0].transposed) {
+    if (stored.parts.empty()) {
+      write_zeros(file, stored.tensor.elements());
+    } else if (stored.parts[0].transposed) {
       write_transposed(file, stored, source);
     } else {
       write_straight(file, stored, source);
@@ -132,13 +143,16 @@ class PartialDirectory {
 
 /// tokenizer.json, and the least that tells transformers to use it as it is.
 void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokenizer,
-                     std::int64_t context) {
+                     const HfArchitecture& architecture) {
   nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                            {"clean_up_tokenization_spaces", false},
-                           {"model_max_length", context}};
+                           {"model_max_length", architecture.context}};
   config["bos_token"] = config["eos_token"] = nullptr;
   if (const auto end = tokenizer.end_of_text()) {
     config["bos_token"] = config["eos_token"] = tokenizer.name_of(*end);
+  }
+  if (architecture.mask_token >= 0) {
+    config["mask_token"] = tokenizer.name_of(static_cast<std::int32_t>(architecture.mask_token));
   }
   write_text(directory / "tokenizer.json", tokenizer.json());
   write_text(directory / "tokenizer_config.json", config.dump(2) + "\n");
@@ -157,7 +171,8 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
   }
   const std::string config = write_hf_config(
       options.architecture, options.type,
-      options.tokenizer == nullptr ? std::nullopt : options.tokenizer->end_of_text());
+      options.tokenizer == nullptr ? std::nullopt : options.tokenizer->end_of_text(),
+      options.classes);
   const auto parameters = hf_tensors(options.architecture);
   const auto tensors = stored_tensors(parameters);
   const auto shards = shards_of(tensors, options.type, options.shard_bytes);
@@ -165,7 +180,7 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
   PartialDirectory partial(directory.string() + ".partial");
   write_text(partial / "config.json", config);
   if (options.tokenizer != nullptr) {
-    write_tokenizer(partial, *options.tokenizer, options.architecture.context);
+    write_tokenizer(partial, *options.tokenizer, options.architecture);
   }
   nlohmann::json weight_map;
   std::int64_t total_bytes = 0;

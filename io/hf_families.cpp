@@ -30,12 +30,17 @@ Numbers common_numbers(double norm_eps, bool tied) {
 }
 
 /// Those and kv heads; 0: as many as heads, and hidden / heads columns.
-Numbers numbers(double norm_eps, bool tied = false) {
-  return joined(common_numbers(norm_eps, tied),
-                {{"kv_heads", "num_key_value_heads", 0}, {"head_dim", "head_dim", 0}});
+Numbers numbers(double norm_eps, std::int64_t kv_heads = 0) {
+  return joined(common_numbers(norm_eps, false),
+                {{"kv_heads", "num_key_value_heads", kv_heads, 0}, {"head_dim", "head_dim", 0, 0}});
 }
 
 const Dropouts kAttentionDropout = {{"dropout_attention", "attention_dropout"}};
+
+/// As BERT names them.
+const Dropouts kDropoutProbs = {{"dropout_embedding", "hidden_dropout_prob", 0.1},
+                                {"dropout_attention", "attention_probs_dropout_prob", 0.1},
+                                {"dropout_residual", "hidden_dropout_prob", 0.1}};
 
 /// As GPT-2 names them; `otherwise` is what a file without them means.
 Dropouts pdrops(const char* attention, double otherwise) {
@@ -58,7 +63,7 @@ HfFamily gpt2() {
           .numbers = {{"layers", "n_layer"},
                       {"heads", "n_head"},
                       {"hidden", "n_embd"},
-                      {"ffn_hidden", "n_inner", 0},  // 0: four times hidden
+                      {"ffn_hidden", "n_inner", 0, 0},  // 0: four times hidden
                       {"vocab", "vocab_size"},
                       {"context", "n_positions"},
                       {"norm_eps", "layer_norm_epsilon", 1e-5},
@@ -91,11 +96,11 @@ HfFamily llama() {
 }
 
 HfFamily mistral() {
-  static constexpr HfWindows windows{};
+  static constexpr HfWindows windows{.default_size = 4096};
   return {.family = "mistral",
           .model_type = "mistral",
           .model_class = "MistralForCausalLM",
-          .numbers = numbers(1e-6),
+          .numbers = numbers(1e-6, 8),
           .fixed = kNoBiases,
           .implied = kRms,
           .dropouts = kAttentionDropout,
@@ -109,13 +114,14 @@ HfFamily mistral() {
 constexpr HfWindows kQwenWindows{.used = "use_sliding_window",
                                  .first = "max_window_layers",
                                  .default_first = 28,
+                                 .default_size = 4096,
                                  .layer_types = true};
 
 HfFamily qwen2() {
   return {.family = "qwen2",
           .model_type = "qwen2",
           .model_class = "Qwen2ForCausalLM",
-          .numbers = numbers(1e-6),
+          .numbers = numbers(1e-6, 32),
           .fixed = joined(kAnyFamily, {{"use_mrope", false}}),
           .implied = joined(kRms, {{"qkv_bias", true}}),
           .dropouts = kAttentionDropout,
@@ -129,8 +135,9 @@ HfFamily qwen3() {
   return {.family = "qwen3",
           .model_type = "qwen3",
           .model_class = "Qwen3ForCausalLM",
-          .numbers = joined(common_numbers(1e-6, false), {{"kv_heads", "num_key_value_heads", 0},
-                                                          {"head_dim", "head_dim", 128}}),
+          .numbers =
+              joined(common_numbers(1e-6, false),
+                     {{"kv_heads", "num_key_value_heads", 32, 0}, {"head_dim", "head_dim", 128}}),
           .fixed = kNoBiases,
           .implied = joined(kRms, {{"qk_norm", "head"}}),
           .dropouts = kAttentionDropout,
@@ -200,8 +207,45 @@ HfFamily gpt_neox() {
       .rotary = &rotary};
 }
 
-/// What both generations of Gemma have. 0 as a cap, or no cap in the file: none.
-HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows& windows) {
+HfFamily gptj() {
+  static constexpr HfRotaryColumns columns{.setting = "rotary_dim", .otherwise = 64};
+  return {.family = "gptj",
+          .model_type = "gptj",
+          .model_class = "GPTJForCausalLM",
+          .numbers = {{"layers", "n_layer"},
+                      {"heads", "n_head"},
+                      {"hidden", "n_embd"},
+                      {"ffn_hidden", "n_inner", 0, 0},  // 0: four times hidden
+                      {"vocab", "vocab_size"},
+                      {"context", "n_positions"},
+                      {"norm_eps", "layer_norm_epsilon", 1e-5},
+                      {"tied_embeddings", "tie_word_embeddings", false}},
+          .fixed = joined(kAnyFamily, {{"rotary", true}, {"scale_attn_weights", true}}),
+          .implied = {{"norm", "layernorm"},
+                      {"position", "rope"},
+                      {"rope_theta", 10000.0},
+                      {"rope_pairs", "neighbours"},
+                      {"bias", true},
+                      {"attention_bias", false},
+                      {"block", "parallel_one_norm"},
+                      {"head_bias", true}},
+          .dropouts = pdrops("attn_pdrop", 0),
+          .activation_setting = "activation_function",
+          .activations = {{"gelu_new", "gelu"},
+                          {"gelu_pytorch_tanh", "gelu"},
+                          {"gelu", "gelu_erf"},
+                          {"relu", "relu"}},
+          .rotary_columns = &columns};
+}
+
+/// What a file means that does not say at what Gemma's scores and logits are capped; 0: nowhere.
+struct GemmaCaps {
+  double scores = 0, logits = 0;
+};
+
+/// What both generations of Gemma have.
+HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows& windows,
+               const GemmaCaps& caps) {
   return {.family = family,
           .model_type = family,
           .model_class = "",
@@ -209,8 +253,8 @@ HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows&
                             {{"kv_heads", "num_key_value_heads", 4},
                              {"head_dim", "head_dim", 256},
                              {"query_scalar", "query_pre_attn_scalar", 256},
-                             {"attention_soft_cap", "attn_logit_softcapping", 0.0},
-                             {"logit_soft_cap", "final_logit_softcapping", 0.0}}),
+                             {"attention_soft_cap", "attn_logit_softcapping", caps.scores, 0.0},
+                             {"logit_soft_cap", "final_logit_softcapping", caps.logits, 0.0}}),
           .fixed = joined(kNoBiases, {{"use_bidirectional_attention", false}}),
           .implied = joined(kRms, {{"norm_placed", "both"}, {"scaled_embeddings", true}}),
           .dropouts = kAttentionDropout,
@@ -222,22 +266,106 @@ HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows&
 }
 
 HfFamily gemma2() {
-  static constexpr HfWindows windows{.default_every = 2, .layer_types = true};
-  HfFamily family = gemma("gemma2", kRotary, windows);
+  static constexpr HfWindows windows{.default_size = 4096, .default_every = 2, .layer_types = true};
+  HfFamily family = gemma("gemma2", kRotary, windows, {.scores = 50, .logits = 30});
   family.model_class = "Gemma2ForCausalLM";
   return family;
 }
 
 HfFamily gemma3() {
-  static constexpr HfWindows windows{
-      .default_every = 6, .every = "sliding_window_pattern", .layer_types = true};
+  static constexpr HfWindows windows{.default_size = 4096,
+                                     .default_every = 6,
+                                     .every = "sliding_window_pattern",
+                                     .layer_types = true};
   static constexpr HfRotary rotary{.default_theta = 1'000'000,
                                    .local_theta = "rope_local_base_freq",
                                    .default_local_theta = 10000};
-  HfFamily family = gemma("gemma3", rotary, windows);
+  HfFamily family = gemma("gemma3", rotary, windows, {});
   family.model_type = "gemma3_text";
   family.model_class = "Gemma3ForCausalLM";
   family.implied.push_back({"qk_norm", "head"});
+  return family;
+}
+
+/// An encoder whose masked tokens are found again. Types of tokens but the first, and heads that
+/// read the first token, are no part of it.
+HfFamily bert() {
+  return {.family = "bert",
+          .model_type = "bert",
+          .model_class = "BertForMaskedLM",
+          .numbers = {{"layers", "num_hidden_layers"},
+                      {"heads", "num_attention_heads"},
+                      {"hidden", "hidden_size"},
+                      {"head_hidden", "hidden_size"},
+                      {"ffn_hidden", "intermediate_size"},
+                      {"vocab", "vocab_size"},
+                      {"context", "max_position_embeddings"},
+                      {"norm_eps", "layer_norm_eps", 1e-12}},
+          .fixed = joined(kAnyFamily, {{"tie_word_embeddings", true},
+                                       {"position_embedding_type", "absolute"},
+                                       {"is_decoder", false},
+                                       {"add_cross_attention", false}}),
+          .implied = {{"norm", "layernorm"},
+                      {"norm_placed", "sum"},
+                      {"attention", "bidirectional"},
+                      {"position", "learned"},
+                      {"bias", true},
+                      {"embedding_norm", true},
+                      {"tied_embeddings", true},
+                      {"head_norm", true},
+                      {"head_bias", true}},
+          .dropouts = kDropoutProbs,
+          .optional = {{"task.mask_token", "mask_token_id"}},
+          .activation_setting = "hidden_act",
+          .activation_keys = {"activation", "head_activation"},
+          .activations = {{"gelu", "gelu_erf"},
+                          {"gelu_new", "gelu"},
+                          {"gelu_pytorch_tanh", "gelu"},
+                          {"gelu_fast", "gelu"},
+                          {"relu", "relu"},
+                          {"tanh", "tanh"}},
+          .unused = {"type_vocab_size", "directionality", "pooler_fc_size",
+                     "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+                     "pooler_type"},
+          .written = {{"type_vocab_size", 2}},
+          .classes = {"BertForMaskedLM", "BertForPreTraining", "BertModel"},
+          .task = "mlm"};
+}
+
+/// The same encoder with a head that says the class of a text from its first token.
+HfFamily classifier(HfFamily family, std::string_view model_class) {
+  const auto of_tied = [](const HfFixedRow& row) { return row.setting == "tie_word_embeddings"; };
+  std::erase_if(family.fixed, of_tied);
+  family.unused.push_back("tie_word_embeddings");
+  family.fixed.push_back({"problem_type", "single_label_classification"});
+  const auto of_head = [](const HfImpliedRow& row) {
+    return row.key == "tied_embeddings" || row.key.starts_with("head_");
+  };
+  std::erase_if(family.implied, of_head);
+  family.implied = joined(family.implied, {{"tied_embeddings", false},
+                                           {"head_activation", "tanh"},
+                                           {"head_bias", true},
+                                           {"task.pooling", "first"}});
+  family.activation_keys = {"activation"};
+  family.optional = {};
+  family.model_class = model_class;
+  family.classes = {model_class};
+  family.task = "classify";
+  return family;
+}
+
+/// Positions begin behind that of the padding token, whose number is part of the model.
+HfFamily roberta() {
+  HfFamily family = bert();
+  family.family = family.model_type = "roberta";
+  family.model_class = "RobertaForMaskedLM";
+  std::ranges::find(family.numbers, "context", &HfNumberRow::key)->more = 2;
+  family.fixed.push_back({"pad_token_id", 1});
+  family.implied.push_back({"head_activation", "gelu_erf"});
+  family.activation_keys = {"activation"};
+  family.unused = {"type_vocab_size"};
+  family.written = {{"type_vocab_size", 1}};
+  family.classes = {"RobertaForMaskedLM", "RobertaModel"};
   return family;
 }
 
@@ -248,6 +376,7 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "dtype",
     "model_type",
     "name_or_path",
+    "tokenizer_class",
     "torch_dtype",
     "transformers_version",
     "unsloth_version",
@@ -298,8 +427,22 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
 }  // namespace
 
 std::span<const HfFamily> hf_families() {
-  static const std::vector<HfFamily> families = {gpt2(), llama(), mistral(),  qwen2(),  qwen3(),
-                                                 phi3(), olmo2(), gpt_neox(), gemma2(), gemma3()};
+  static const std::vector<HfFamily> families = {
+      gpt2(),
+      llama(),
+      mistral(),
+      qwen2(),
+      qwen3(),
+      phi3(),
+      olmo2(),
+      gpt_neox(),
+      gemma2(),
+      gemma3(),
+      gptj(),
+      bert(),
+      classifier(bert(), "BertForSequenceClassification"),
+      roberta(),
+      classifier(roberta(), "RobertaForSequenceClassification")};
   return families;
 }
 

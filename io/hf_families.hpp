@@ -11,11 +11,20 @@
 
 namespace tessera::io {
 
-/// A setting that is a key of [model] under another name.
+/// A setting that is a key of [model] under another name. What files without it mean is what
+/// transformers takes then.
 struct HfNumberRow {
   std::string_view key;                // in [model]
   std::string_view setting;            // in config.json
   nlohmann::json otherwise = nullptr;  // what a file without it means; null: it must be there
+  nlohmann::json none = nullptr;       // what null means in a file; null: it is refused
+  std::int64_t more = 0;               // by which the setting is above the key
+};
+
+/// A setting that a file may have; without it the key stays unset.
+struct HfOptionalRow {
+  std::string_view key;
+  std::string_view setting;
 };
 
 /// A setting of which one value is supported; a file without it means that value.
@@ -60,17 +69,25 @@ struct HfRotary {
   double default_local_theta = 0;
 };
 
+/// A setting that says how many of a head's columns turn, in place of their share.
+struct HfRotaryColumns {
+  std::string_view setting;
+  std::int64_t otherwise = 0;  // what a file without it means
+};
+
 /// How settings say which layers' attention has a window.
 struct HfWindows {
   std::string_view used = "";   // the setting without which the others have no effect
   std::string_view first = "";  // layers before those with a window, where layer_types do not say
   std::int64_t default_first = 0;
   std::string_view size = "sliding_window";
+  std::int64_t default_size = 0;   // what a file without it means; 0, as null in a file: no window
   std::int64_t default_every = 0;  // a layer in so many has none, where a file does not say which
   std::string_view every = "";     // the setting that says so, beside layer_types
   bool layer_types = false;        // whether files may, and exports do, name each layer's kind
 };
 
+/// What a model class computes: a family's, with a head.
 struct HfFamily {
   std::string_view family;      // of [model]
   std::string_view model_type;  // of config.json
@@ -80,14 +97,20 @@ struct HfFamily {
   std::vector<HfImpliedRow> implied;  // keys that are neither here nor read have their default
   std::vector<HfDropoutRow> dropouts;
   std::vector<HfChoice> choices = {};
+  std::vector<HfOptionalRow> optional = {};
   std::string_view activation_setting;
-  std::vector<HfWordRow> activations;         // the first of equal words is the one that is written
-  const HfRotary* rotary = nullptr;           // null: no rotary positions
-  const HfWindows* windows = nullptr;         // null: no windows
-  std::vector<std::string_view> unused = {};  // settings that have no effect beside `fixed` ones
+  std::vector<std::string_view> activation_keys = {"activation"};  // that have its word
+  std::vector<HfWordRow> activations;  // the first of equal words is the one that is written
+  const HfRotary* rotary = nullptr;    // null: no rotary positions
+  const HfRotaryColumns* rotary_columns = nullptr;
+  const HfWindows* windows = nullptr;          // null: no windows
+  std::vector<std::string_view> unused = {};   // settings that have no effect beside `fixed` ones
+  std::vector<HfFixedRow> written = {};        // of those, which an export has
+  std::vector<std::string_view> classes = {};  // of which files can be; empty: they need not say
+  std::string_view task = "lm";
 };
 
-/// All families.
+/// All families; some have a row for each of several heads, the usual one first.
 std::span<const HfFamily> hf_families();
 
 /// Whether a setting says nothing of the computation: of training, generation, other heads than

@@ -41,17 +41,18 @@ bool is_floating(const SafetensorsEntry& entry) {
          entry.type == DType::f64;
 }
 
+std::string wrong_type(std::string_view tensor, const SafetensorsEntry& entry) {
+  return fmt::format("{} has the element type {}; allowed: F32, BF16, F16, F64", tensor,
+                     entry.dtype);
+}
+
 /// Why the stored tensor cannot be what the model wants there; empty if it can.
 std::string misfit(const SafetensorsEntry& entry, const HfTensor& wanted) {
   if (entry.shape != wanted.stored_shape()) {
     return fmt::format("{} has the shape {}; config.json says {}", wanted.tensor,
                        shape_text(entry.shape), shape_text(wanted.stored_shape()));
   }
-  if (!is_floating(entry)) {
-    return fmt::format("{} has the element type {}; allowed: F32, BF16, F16, F64", wanted.tensor,
-                       entry.dtype);
-  }
-  return "";
+  return is_floating(entry) ? "" : wrong_type(wanted.tensor, entry);
 }
 
 }  // namespace
@@ -75,46 +76,105 @@ HfModel HfModel::open(const fs::path& directory) {
   return model;
 }
 
-void HfModel::match(const fs::path& directory) {
+/// Finds the tensors of a model among those of its files, and what is wrong with them.
+class HfModel::Matching {
+ public:
+  explicit Matching(HfModel& model) : model_(model) {
+    for (const HfTensor& tensor : model.parameters_) add_known(tensor);
+    for (const HfTensor& tensor : hf_copies(model.architecture())) add_known(tensor);
+    for (std::size_t shard = 0; shard < model.shards_.size(); ++shard) {
+      for (const auto& [name, entry] : model.shards_[shard].tensors())
+        add_found(name, entry, shard);
+    }
+  }
+
+  void take_parameters() {
+    for (const HfTensor& tensor : model_.parameters_) {
+      if (auto source = take(tensor)) {
+        take_added(*source);
+        model_.sources_.emplace(tensor.parameter, *source);
+      } else {
+        add_missing(tensor.tensor);
+      }
+    }
+    for (const HfTensor& tensor : hf_copies(model_.architecture())) {
+      if (const auto copy = take(tensor)) model_.copies_.emplace(tensor.parameter, *copy);
+    }
+  }
+
+  /// What is wrong, with what nothing has taken.
+  std::vector<std::string> problems() && {
+    for (const auto& [name, tensor] : found_) {
+      if (!tensor.used) problems_.push_back(fmt::format("{} is not a tensor of the family", name));
+    }
+    return std::move(problems_);
+  }
+
+ private:
   struct Found {
     std::size_t shard;
     const SafetensorsEntry* entry;
     bool used = false;
   };
-  std::vector<std::string> problems;
-  std::map<std::string, Found, std::less<>> found;  // by the name with the prefix
-  const std::string_view prefix = hf_prefix(architecture());
-  const std::string head = hf_head(architecture()).tensor;
-  for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
-    for (const auto& [name, entry] : shards_[shard].tensors()) {
-      if (hf_ignored(name)) continue;
-      const bool complete = name.starts_with(prefix) || name == head;
-      const auto key = complete ? name : fmt::format("{}{}", prefix, name);
-      if (!found.emplace(key, Found{shard, &entry}).second) {
-        problems.push_back(fmt::format("{} is there twice", name));
-      }
+
+  void add_known(const HfTensor& tensor) { known_.insert(tensor.tensor); }
+
+  /// Files of the model without its head have names without the prefix.
+  void add_found(std::string_view name, const SafetensorsEntry& entry, std::size_t shard) {
+    if (hf_ignored(name)) return;
+    const std::string_view prefix = hf_prefix(model_.architecture());
+    std::string key = hf_current_name(name);
+    const auto of_other_head = [&] { return hf_other_head(model_.architecture(), key); };
+    if (!known_.contains(key) && !key.starts_with(prefix) && !of_other_head())
+      key = fmt::format("{}{}", prefix, key);
+    if (of_other_head()) {
+      model_.other_heads_.emplace_back(name);
+      return;
     }
+    if (!found_.emplace(key, Found{shard, &entry}).second)
+      problems_.push_back(fmt::format("{} is there twice", name));
   }
-  const auto take = [&](const HfTensor& tensor) -> std::optional<Source> {
-    const auto stored = found.find(tensor.tensor);
-    if (stored == found.end()) return std::nullopt;
+
+  std::optional<Source> take(const HfTensor& tensor) {
+    const auto stored = found_.find(tensor.tensor);
+    if (stored == found_.end()) return std::nullopt;
     stored->second.used = true;
     const SafetensorsEntry& entry = *stored->second.entry;
     if (auto problem = misfit(entry, tensor); !problem.empty())
-      problems.push_back(std::move(problem));
-    return Source{tensor, stored->second.shard, &entry};
-  };
-  for (const HfTensor& tensor : parameters_) {
-    if (const auto source = take(tensor)) {
-      sources_.emplace(tensor.parameter, *source);
-    } else {
-      problems.push_back(fmt::format("{} is missing", tensor.tensor));
+      problems_.push_back(std::move(problem));
+    return Source{.tensor = tensor, .shard = stored->second.shard, .entry = &entry};
+  }
+
+  void take_added(Source& source) {
+    const HfTensor& tensor = source.tensor;
+    if (tensor.added.empty()) return;
+    const auto stored = found_.find(tensor.added);
+    if (stored == found_.end()) return add_missing(tensor.added);
+    stored->second.used = true;
+    const SafetensorsEntry& entry = *stored->second.entry;
+    if (entry.shape.size() != 2 || entry.shape[0] < 1 || entry.shape[1] != tensor.cols()) {
+      problems_.push_back(fmt::format("{} has the shape {}; needed: one or more rows of {}",
+                                      tensor.added, shape_text(entry.shape), tensor.cols()));
+    } else if (!is_floating(entry)) {
+      problems_.push_back(wrong_type(tensor.added, entry));
     }
+    source.added_shard = stored->second.shard, source.added_entry = &entry;
   }
-  if (architecture().tied_embeddings) tied_head_ = take(hf_head(architecture()));
-  for (const auto& [name, tensor] : found) {
-    if (!tensor.used) problems.push_back(fmt::format("{} is not a tensor of the family", name));
+
+  void add_missing(std::string_view tensor) {
+    problems_.push_back(fmt::format("{} is missing", tensor));
   }
+
+  HfModel& model_;
+  std::set<std::string, std::less<>> known_;
+  std::map<std::string, Found, std::less<>> found_;  // by the current name, with the prefix
+  std::vector<std::string> problems_;
+};
+
+void HfModel::match(const fs::path& directory) {
+  Matching matching(*this);
+  matching.take_parameters();
+  const std::vector<std::string> problems = std::move(matching).problems();
   if (problems.empty()) return;
   std::string message =
       printable(fmt::format("{}: the weights do not fit config.json:", directory.string()));
@@ -125,6 +185,12 @@ void HfModel::match(const fs::path& directory) {
     message += fmt::format("\n  and {} more", problems.size() - kShownProblems);
   }
   throw DataError(Lines{message});
+}
+
+std::string HfModel::left_out(std::string_view directory) const {
+  if (other_heads_.empty()) return "";
+  return printable(fmt::format("note: of {}, {} are left out: no part of a {} for masked tokens",
+                               directory, fmt::join(other_heads_, ", "), architecture().family));
 }
 
 DType HfModel::stored_dtype() const { return *source_of(kEmbedding).entry->type; }
@@ -148,23 +214,28 @@ std::string HfModel::place(std::string_view parameter, std::int64_t element) con
   return place(source_of(parameter), element);
 }
 
-/// The embedding is read, so no more is read of the head than the same elements.
-void HfModel::check_tied_head(std::int64_t begin, std::span<const float> embedding) const {
-  std::vector<float> head(std::min(kCompared, embedding.size()));
-  for (; !embedding.empty();
-       begin += std::ssize(head), embedding = embedding.subspan(head.size())) {
-    head.resize(std::min(kCompared, embedding.size()));
-    shards_[tied_head_->shard].read(*tied_head_->entry, begin, head);
-    if (std::memcmp(head.data(), embedding.data(), head.size() * sizeof(float)) == 0) continue;
+/// The parameter is read, so no more is read of what must be the same than the same elements.
+void HfModel::check_copy(const Source& copy, std::int64_t begin,
+                         std::span<const float> parameter) const {
+  std::vector<float> again(std::min(kCompared, parameter.size()));
+  for (; !parameter.empty();
+       begin += std::ssize(again), parameter = parameter.subspan(again.size())) {
+    again.resize(std::min(kCompared, parameter.size()));
+    shards_[copy.shard].read(*copy.entry, begin, again);
+    if (std::memcmp(again.data(), parameter.data(), again.size() * sizeof(float)) == 0) continue;
     const auto bits = [](float number) { return std::bit_cast<std::uint32_t>(number); };
     std::size_t i = 0;  // of the first whose bits differ
-    while (bits(head[i]) == bits(embedding[i])) ++i;
+    while (bits(again[i]) == bits(parameter[i])) ++i;
     const std::int64_t element = begin + static_cast<std::int64_t>(i);
+    const std::string_view name = copy.tensor.parameter;
     throw DataError(fmt::format(
-        "{} = {} differs from {} = {}, but config.json ties the two: set tie_word_embeddings = "
-        "false there if the model has an output matrix of its own, or remove {} from the file",
-        place(*tied_head_, element), head[i], place(kEmbedding, element), embedding[i],
-        tied_head_->tensor.tensor));
+        "{} = {} differs from {} = {}, but {} remove {} from the file", place(copy, element),
+        again[i], place(name, element), parameter[i],
+        name == kEmbedding
+            ? "config.json ties the two: set tie_word_embeddings = false there if the model has an "
+              "output matrix of its own, or"
+            : "the two are one parameter:",
+        copy.tensor.tensor));
   }
 }
 
@@ -183,7 +254,17 @@ void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<flo
   if (tensor.less_one) {
     for (float& x : out) x = 1.0F + x;
   }
-  if (tied_head_ && parameter == kEmbedding) check_tied_head(begin, out);
+  if (source.added_entry != nullptr) add_row(source, begin, out);
+  if (const auto copy = copies_.find(parameter); copy != copies_.end())
+    check_copy(copy->second, begin, out);
+}
+
+void HfModel::add_row(const Source& source, std::int64_t begin, std::span<float> out) const {
+  const std::int64_t cols = source.tensor.cols();
+  std::vector<float> row(static_cast<std::size_t>(cols));
+  shards_[source.added_shard].read(*source.added_entry, 0, row);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] += row[static_cast<std::size_t>((begin + static_cast<std::int64_t>(i)) % cols)];
 }
 
 /// A block of rows at a time: within one, elements follow one another in the file too.

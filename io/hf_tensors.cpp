@@ -12,7 +12,7 @@ namespace {
 using A = HfArchitecture;
 
 /// Extents by name, so that the tables below read like a model's description.
-enum class Extent { none, vocab, context, hidden, head, q, kv, ffn };
+enum class Extent { none, vocab, context, hidden, head, q, kv, ffn, labels };
 
 std::int64_t extent_of(Extent extent, const A& a) {
   switch (extent) {
@@ -24,6 +24,7 @@ std::int64_t extent_of(Extent extent, const A& a) {
     case Extent::q: return a.heads * a.head_dim;
     case Extent::kv: return a.kv_heads * a.head_dim;
     case Extent::ffn: return a.ffn_hidden;
+    case Extent::labels: return a.labels;
   }
   return 0;
 }
@@ -40,6 +41,9 @@ struct Row {
   Extent rows;
   Extent cols = Extent::none;
   Layout layout = Layout::same;
+  std::int64_t zeros = 0;       // rows of zeros before its first
+  std::string_view added = "";  // the tensor whose first row is added to each, of so many rows
+  std::int64_t added_rows = 0;
 };
 using Rows = std::vector<Row>;
 
@@ -49,6 +53,11 @@ using enum Layout;
 struct Names {
   std::string_view prefix;
   Rows first, block, last;
+  Extent outputs = vocab;
+  std::string_view output = "lm_head.weight";  // here and below names are without the prefix
+  Rows head = {};                              // what else the head has
+  Rows copies = {};                            // other names of parameters
+  std::vector<std::string_view> others = {};   // with what names of other heads' tensors begin
 };
 
 Rows joined(std::initializer_list<Rows> parts) {
@@ -83,6 +92,26 @@ const Names& gpt2_names() {
   return names;
 }
 
+const Names& gptj_names() {
+  static const Names names{
+      .prefix = "transformer.",
+      .first = {{"vocabulary.weight", "wte.weight", vocab, hidden}},
+      .block = {{"norm1.weight", "h.{}.ln_1.weight", hidden},
+                {"norm1.bias", "h.{}.ln_1.bias", hidden},
+                {"attention.q.weight", "h.{}.attn.q_proj.weight", q, hidden},
+                {"attention.k.weight", "h.{}.attn.k_proj.weight", q, hidden},
+                {"attention.v.weight", "h.{}.attn.v_proj.weight", q, hidden},
+                {"attention.out.weight", "h.{}.attn.out_proj.weight", hidden, q},
+                {"mlp.up.weight", "h.{}.mlp.fc_in.weight", ffn, hidden},
+                {"mlp.up.bias", "h.{}.mlp.fc_in.bias", ffn},
+                {"mlp.down.weight", "h.{}.mlp.fc_out.weight", hidden, ffn},
+                {"mlp.down.bias", "h.{}.mlp.fc_out.bias", hidden}},
+      .last = {{"final_norm.weight", "ln_f.weight", hidden},
+               {"final_norm.bias", "ln_f.bias", hidden}},
+      .head = {{"head_bias.bias", "lm_head.bias", vocab}}};
+  return names;
+}
+
 const Names& gpt_neox_names() {
   constexpr auto qkv_w = "layers.{}.attention.query_key_value.weight",
                  qkv_b = "layers.{}.attention.query_key_value.bias";
@@ -106,7 +135,74 @@ const Names& gpt_neox_names() {
                 {"mlp.down.weight", "layers.{}.mlp.dense_4h_to_h.weight", hidden, ffn},
                 {"mlp.down.bias", "layers.{}.mlp.dense_4h_to_h.bias", hidden}},
       .last = {{"final_norm.weight", "final_layer_norm.weight", hidden},
-               {"final_norm.bias", "final_layer_norm.bias", hidden}}};
+               {"final_norm.bias", "final_layer_norm.bias", hidden}},
+      .output = "embed_out.weight"};
+  return names;
+}
+
+/// What models that descend from BERT have in common: all but the head. Positions begin behind
+/// `unused` ones, and there are so many types of tokens.
+Names bert_like(std::string_view prefix, std::int64_t unused, std::int64_t types) {
+  return {.prefix = prefix,
+          .first = {{"vocabulary.weight", "embeddings.word_embeddings.weight", vocab, hidden},
+                    {"positions.weight", "embeddings.position_embeddings.weight", context, hidden,
+                     same, unused, "embeddings.token_type_embeddings.weight", types},
+                    {"embedding_norm.weight", "embeddings.LayerNorm.weight", hidden},
+                    {"embedding_norm.bias", "embeddings.LayerNorm.bias", hidden}},
+          .block = {
+              {"attention.q.weight", "encoder.layer.{}.attention.self.query.weight", q, hidden},
+              {"attention.q.bias", "encoder.layer.{}.attention.self.query.bias", q},
+              {"attention.k.weight", "encoder.layer.{}.attention.self.key.weight", q, hidden},
+              {"attention.k.bias", "encoder.layer.{}.attention.self.key.bias", q},
+              {"attention.v.weight", "encoder.layer.{}.attention.self.value.weight", q, hidden},
+              {"attention.v.bias", "encoder.layer.{}.attention.self.value.bias", q},
+              {"attention.out.weight", "encoder.layer.{}.attention.output.dense.weight", hidden, q},
+              {"attention.out.bias", "encoder.layer.{}.attention.output.dense.bias", hidden},
+              {"norm1_out.weight", "encoder.layer.{}.attention.output.LayerNorm.weight", hidden},
+              {"norm1_out.bias", "encoder.layer.{}.attention.output.LayerNorm.bias", hidden},
+              {"mlp.up.weight", "encoder.layer.{}.intermediate.dense.weight", ffn, hidden},
+              {"mlp.up.bias", "encoder.layer.{}.intermediate.dense.bias", ffn},
+              {"mlp.down.weight", "encoder.layer.{}.output.dense.weight", hidden, ffn},
+              {"mlp.down.bias", "encoder.layer.{}.output.dense.bias", hidden},
+              {"norm2_out.weight", "encoder.layer.{}.output.LayerNorm.weight", hidden},
+              {"norm2_out.bias", "encoder.layer.{}.output.LayerNorm.bias", hidden}}};
+}
+
+Names bert_names() {
+  Names names = bert_like("bert.", 0, 2);
+  names.output = "cls.predictions.decoder.weight";
+  names.head = {{"head_dense.weight", "cls.predictions.transform.dense.weight", hidden, hidden},
+                {"head_dense.bias", "cls.predictions.transform.dense.bias", hidden},
+                {"head_dense.norm.weight", "cls.predictions.transform.LayerNorm.weight", hidden},
+                {"head_dense.norm.bias", "cls.predictions.transform.LayerNorm.bias", hidden},
+                {"head_bias.bias", "cls.predictions.bias", vocab}};
+  names.copies = {{"head_bias.bias", "cls.predictions.decoder.bias", vocab}};
+  names.others = {"bert.pooler.", "cls.seq_relationship."};
+  return names;
+}
+
+/// Such an encoder with a head that says a text's class from its first token: a dense layer and the
+/// output matrix, with biases. Their names begin so.
+Names classifier_names(Names names, std::string_view dense_w, std::string_view dense_b,
+                       std::string_view output_w, std::string_view output_b) {
+  names.output = output_w;
+  names.outputs = labels;
+  names.head = {{"head_dense.weight", dense_w, hidden, hidden},
+                {"head_dense.bias", dense_b, hidden},
+                {"head_bias.bias", output_b, labels}};
+  return names;
+}
+
+Names roberta_names() {
+  Names names = bert_like("roberta.", 2, 1);
+  names.output = "lm_head.decoder.weight";
+  names.head = {{"head_dense.weight", "lm_head.dense.weight", hidden, hidden},
+                {"head_dense.bias", "lm_head.dense.bias", hidden},
+                {"head_dense.norm.weight", "lm_head.layer_norm.weight", hidden},
+                {"head_dense.norm.bias", "lm_head.layer_norm.bias", hidden},
+                {"head_bias.bias", "lm_head.bias", vocab}};
+  names.copies = {{"head_bias.bias", "lm_head.decoder.bias", vocab}};
+  names.others = {"roberta.pooler."};
   return names;
 }
 
@@ -157,25 +253,30 @@ Names llama_like(Rows block, Layout norm = same) {
 const Names& names_of(const A& a) {
   static const Rows rest = joined({kOut, kGateUp, kDown});
   static const Names llama = llama_like(joined({kNormsBefore, kQkv, rest}));
-  static const std::map<std::string_view, Names> others = {
-      {"gpt2", gpt2_names()},
-      {"gpt_neox", gpt_neox_names()},
-      {"qwen2", llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
-      {"qwen3", llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
-      {"phi3", llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
-      {"olmo2", llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
-      {"gemma2", llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
-      {"gemma3",
+  using Key = std::pair<std::string_view, std::string_view>;  // family and task
+  static const std::map<Key, Names> others = {
+      {{"gpt2", "lm"}, gpt2_names()},
+      {{"gpt_neox", "lm"}, gpt_neox_names()},
+      {{"gptj", "lm"}, gptj_names()},
+      {{"bert", "mlm"}, bert_names()},
+      {{"bert", "classify"},
+       classifier_names(bert_like("bert.", 0, 2), "bert.pooler.dense.weight",
+                        "bert.pooler.dense.bias", "classifier.weight", "classifier.bias")},
+      {{"roberta", "mlm"}, roberta_names()},
+      {{"roberta", "classify"},
+       classifier_names(bert_like("roberta.", 2, 1), "classifier.dense.weight",
+                        "classifier.dense.bias", "classifier.out_proj.weight",
+                        "classifier.out_proj.bias")},
+      {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
+      {{"qwen3", "lm"}, llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
+      {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
+      {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
+      {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
+      {{"gemma3", "lm"},
        llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
                   less_one)}};
-  const auto found = others.find(a.family);
+  const auto found = others.find(Key{a.family, a.task});
   return found == others.end() ? llama : found->second;
-}
-
-/// The output matrix, whose name has no prefix.
-Row head_of(const A& a) {
-  return {"head.weight", a.family == "gpt_neox" ? "embed_out.weight" : "lm_head.weight", vocab,
-          hidden};
 }
 
 HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::string tensor) {
@@ -189,7 +290,10 @@ HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::strin
           .block = row.layout == interleaved ? a.head_dim : rows,
           .stride = rows,
           .stored_rows = rows,
-          .less_one = row.layout == less_one};
+          .less_one = row.layout == less_one,
+          .zeros = row.zeros,
+          .added = std::string(row.added),
+          .added_rows = row.added_rows};
 }
 
 /// Says of the parts of each tensor where in it they lie.
@@ -197,7 +301,7 @@ void place_parts(std::vector<HfTensor>& all) {
   for (auto part = all.begin(); part != all.end();) {
     const auto end = std::find_if(
         part, all.end(), [&](const HfTensor& other) { return other.tensor != part->tensor; });
-    std::int64_t rows = 0, turn = 0;
+    std::int64_t rows = part->zeros, turn = part->zeros;
     for (auto other = part; other != end; ++other) {
       other->first = turn;
       turn += other->block;
@@ -230,33 +334,60 @@ std::string_view hf_prefix(const HfArchitecture& a) { return names_of(a).prefix;
 std::vector<HfTensor> hf_tensors(const HfArchitecture& a) {
   const Names& names = names_of(a);
   std::vector<HfTensor> all;
-  const auto add = [&](const Row& row) {
-    all.push_back(tensor_of(row, a, std::string(row.parameter),
-                            fmt::format("{}{}", names.prefix, row.tensor)));
+  const auto add = [&](const Row& row, std::string parameter, const std::string& tensor,
+                       std::string_view prefix) {
+    all.push_back(tensor_of(row, a, std::move(parameter), fmt::format("{}{}", prefix, tensor)));
+    std::string& added = all.back().added;
+    if (!added.empty()) added = fmt::format("{}{}", prefix, added);
   };
-  for (const Row& row : names.first) add(row);
+  const auto add_all = [&](const Rows& rows, std::string_view prefix) {
+    for (const Row& row : rows)
+      add(row, std::string(row.parameter), std::string(row.tensor), prefix);
+  };
+  add_all(names.first, names.prefix);
   for (std::int64_t i = 0; i < a.layers; ++i) {
     for (const Row& row : names.block) {
-      all.push_back(
-          tensor_of(row, a, fmt::format("block.{}.{}", i, row.parameter),
-                    fmt::format("{}{}", names.prefix, fmt::format(fmt::runtime(row.tensor), i))));
+      add(row, fmt::format("block.{}.{}", i, row.parameter),
+          fmt::format(fmt::runtime(row.tensor), i), names.prefix);
     }
   }
-  for (const Row& row : names.last) add(row);
-  if (!a.tied_embeddings) all.push_back(hf_head(a));
+  add_all(names.last, names.prefix);
+  if (!a.tied_embeddings) add_all({{"head.weight", names.output, names.outputs, hidden}}, "");
+  add_all(names.head, "");
   place_parts(all);
   return all;
 }
 
-HfTensor hf_head(const A& a) {
-  const Row row = head_of(a);
-  return tensor_of(row, a, std::string(row.parameter), std::string(row.tensor));
+std::vector<HfTensor> hf_copies(const A& a) {
+  const Names& names = names_of(a);
+  Rows rows = names.copies;
+  if (a.tied_embeddings) rows.push_back({"vocabulary.weight", names.output, vocab, hidden});
+  std::vector<HfTensor> all;
+  for (const Row& row : rows)
+    all.push_back(tensor_of(row, a, std::string(row.parameter), std::string(row.tensor)));
+  return all;
 }
 
 bool hf_ignored(std::string_view tensor) {
   return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
          tensor.ends_with(".attention.bias") || tensor.ends_with(".attention.masked_bias") ||
-         tensor.ends_with(".rotary_emb.inv_freq");
+         tensor.ends_with(".rotary_emb.inv_freq") || tensor.ends_with(".attn.embed_positions") ||
+         tensor.ends_with("embeddings.position_ids") ||
+         tensor.ends_with("embeddings.token_type_ids");
+}
+
+bool hf_other_head(const A& a, std::string_view tensor) {
+  const auto begins = [&](std::string_view name) { return tensor.starts_with(name); };
+  return std::ranges::any_of(names_of(a).others, begins);
+}
+
+std::string hf_current_name(std::string_view tensor) {
+  for (const auto& [before, now] :
+       {std::pair{"LayerNorm.gamma", "LayerNorm.weight"}, {"LayerNorm.beta", "LayerNorm.bias"}}) {
+    if (tensor.ends_with(before))
+      return std::string(tensor.substr(0, tensor.size() - std::string_view(before).size())) + now;
+  }
+  return std::string(tensor);
 }
 
 }  // namespace tessera::io

@@ -27,6 +27,11 @@ struct HfTensor {
   /// is what a parameter is). Going back loses what the difference cannot hold: nothing where the
   /// parameter is 1/2 or more, else half a unit in the last place of a number below 1, 2^-25.
   bool less_one = false;
+  std::int64_t zeros = 0;  // rows of zeros before its first, which reading leaves out
+  /// A tensor of `added_rows` rows of which the first is added to each row here; going back it is
+  /// zeros.
+  std::string added;
+  std::int64_t added_rows = 0;  // as written; files may have another number of them
 
   std::int64_t elements() const;
   std::int64_t rows() const { return shape[0]; }
@@ -48,10 +53,17 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& architecture);
 /// model alone leave it out.
 std::string_view hf_prefix(const HfArchitecture& architecture);
 
-/// The output matrix: a parameter of untied models alone, but files of tied ones may hold it too.
-HfTensor hf_head(const HfArchitecture& architecture);
+/// Parameters that files may hold a second time under the names here: the embedding of tied models
+/// as an output matrix.
+std::vector<HfTensor> hf_copies(const HfArchitecture& architecture);
 
 /// Tensors that files may hold and that are no parameters: masks and tables that are computed.
 bool hf_ignored(std::string_view tensor);
+
+/// Whether a tensor is of a head that the model does without.
+bool hf_other_head(const HfArchitecture& architecture, std::string_view tensor);
+
+/// The name that transformers now gives a tensor of this name.
+std::string hf_current_name(std::string_view tensor);
 
 }  // namespace tessera::io

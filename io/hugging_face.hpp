@@ -30,13 +30,19 @@ class HfModel {
   const HfArchitecture& architecture() const { return config_.architecture; }
   /// The architecture as the keys of a deck's [model] section.
   std::span<const HfKey> keys() const { return config_.keys; }
+  /// The names of its classes, where it has some and says them.
+  std::span<const std::string> classes() const { return config_.classes; }
   /// Every parameter with its shape, in the order of the model.
   std::span<const HfTensor> parameters() const { return parameters_; }
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
   DType stored_dtype() const;
 
-  /// Elements [begin, begin + out.size()) of a parameter, row-major, as f32. DataError where an
-  /// output matrix is stored that config.json ties to the embedding and that differs from it there.
+  /// Says which tensors of `directory` are of other heads than the model's, and are not read;
+  /// empty: none.
+  std::string left_out(std::string_view directory) const;
+
+  /// Elements [begin, begin + out.size()) of a parameter, row-major, as f32. DataError where it is
+  /// stored twice and differs there, as an output matrix that config.json ties to the embedding.
   /// Safe from many threads.
   void read(std::string_view parameter, std::int64_t begin, std::span<float> out) const;
   /// For messages: the file, the tensor and the index in it of an element of a parameter.
@@ -47,13 +53,18 @@ class HfModel {
     HfTensor tensor;
     std::size_t shard = 0;
     const SafetensorsEntry* entry = nullptr;  // of that shard
+    /// Of the tensor whose first row is added, where there is one.
+    std::size_t added_shard = 0;
+    const SafetensorsEntry* added_entry = nullptr;
   };
+  class Matching;
 
   HfModel() = default;
   void match(const std::filesystem::path& directory);
   const Source& source_of(std::string_view parameter) const;
   std::string place(const Source& source, std::int64_t element) const;
-  void check_tied_head(std::int64_t begin, std::span<const float> embedding) const;
+  void check_copy(const Source& copy, std::int64_t begin, std::span<const float> parameter) const;
+  void add_row(const Source& source, std::int64_t begin, std::span<float> out) const;
   void read_straight(const Source& source, std::int64_t begin, std::span<float> out) const;
   void read_transposed(const Source& source, std::int64_t begin, std::span<float> out) const;
 
@@ -61,7 +72,8 @@ class HfModel {
   std::vector<HfTensor> parameters_;
   std::vector<SafetensorsFile> shards_;
   std::map<std::string, Source, std::less<>> sources_;  // by parameter
-  std::optional<Source> tied_head_;                     // where the file of a tied model holds one
+  std::map<std::string, Source, std::less<>> copies_;   // likewise: stored a second time
+  std::vector<std::string> other_heads_;
 };
 
 /// Gives elements [begin, begin + out.size()) of a parameter.
@@ -73,6 +85,7 @@ struct HfExport {
   HfArchitecture architecture;
   DType type = DType::f32;
   const Tokenizer* tokenizer = nullptr;      // written beside the weights
+  std::vector<std::string> classes = {};     // the names of its classes
   std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
 };
 

@@ -1,6 +1,7 @@
 #include "io/tokenizer_files.hpp"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -16,27 +17,46 @@ namespace {
 constexpr std::int64_t kLargestTokenizerConfig = std::int64_t{64} << 20;
 constexpr std::size_t kShownTokens = 20;
 constexpr std::string_view kEnding = ".json";
+constexpr auto kMasks = std::to_array<std::string_view>({"[MASK]", "<mask>"});
 
-/// Sets the end that the file beside states; whether there is one that does.
-bool take_stated_end(Tokenizer& tokenizer, const fs::path& tokenizer_json) {
+/// What the file beside a tokenizer.json says.
+std::optional<JsonDocument> config_beside(const fs::path& tokenizer_json) {
   const fs::path path = tokenizer_config_of(tokenizer_json);
-  if (!path_exists(path)) return false;
-  const JsonDocument config(read_text(path, kLargestTokenizerConfig), path.string());
-  const JsonCursor root = config.root();
-  if (!root.is_object()) root.expected("an object");
-  if (!root.raw().contains("eos_token")) return false;
-  const auto stated = root.find("eos_token");
-  if (!stated) {
-    tokenizer.set_end_of_text(std::nullopt);
-    return true;
-  }
-  const JsonCursor name = stated->is_object() ? (*stated)["content"] : *stated;
+  if (!path_exists(path)) return std::nullopt;
+  JsonDocument config(read_text(path, kLargestTokenizerConfig), path.string());
+  if (!config.root().is_object()) config.root().expected("an object");
+  return config;
+}
+
+/// The id of a token that the file beside states, as a name or an object with one.
+std::int32_t id_of(const JsonCursor& stated, const Tokenizer& tokenizer,
+                   const fs::path& tokenizer_json) {
+  const JsonCursor name = stated.is_object() ? stated["content"] : stated;
   const auto id = tokenizer.id_of(name.text());
   if (!id) {
     name.fail(fmt::format("{} is no token of {}", name.shown(), tokenizer_json.string()));
   }
-  tokenizer.set_end_of_text(id);
+  return *id;
+}
+
+/// Sets the end that the file beside states; whether there is one that does.
+bool take_stated_end(Tokenizer& tokenizer, const fs::path& tokenizer_json) {
+  const auto config = config_beside(tokenizer_json);
+  if (!config || !config->root().raw().contains("eos_token")) return false;
+  const auto stated = config->root().find("eos_token");
+  tokenizer.set_end_of_text(stated ? std::optional(id_of(*stated, tokenizer, tokenizer_json))
+                                   : std::nullopt);
   return true;
+}
+
+/// Nothing for a tokenizer of a kind that is not read here.
+std::optional<Tokenizer> open_if_known(const fs::path& tokenizer_json) {
+  if (!path_exists(tokenizer_json)) return std::nullopt;
+  try {
+    return Tokenizer::open(tokenizer_json);
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
 }
 
 std::string escaped(std::string_view text) {
@@ -70,6 +90,19 @@ Tokenizer open_kept_tokenizer(const fs::path& tokenizer_json) {
   Tokenizer tokenizer = Tokenizer::open(tokenizer_json);
   take_stated_end(tokenizer, tokenizer_json);
   return tokenizer;
+}
+
+std::optional<std::int32_t> mask_token_of(const fs::path& tokenizer_json) {
+  const auto tokenizer = open_if_known(tokenizer_json);
+  if (!tokenizer) return std::nullopt;
+  if (const auto config = config_beside(tokenizer_json)) {
+    if (const auto stated = config->root().find("mask_token"))
+      return id_of(*stated, *tokenizer, tokenizer_json);
+  }
+  for (const std::string_view name : kMasks) {
+    if (const auto id = tokenizer->id_of(name)) return id;
+  }
+  return std::nullopt;
 }
 
 void keep_tokenizer(const fs::path& tokenizer_json, const Tokenizer& tokenizer) {

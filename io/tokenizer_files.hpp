@@ -38,6 +38,11 @@ Tokenizer open_for_documents(const std::string& tokenizer, const std::string& eo
 /// names say. `name` is what errors call it.
 Tokenizer with_end(Tokenizer tokenizer, const std::string& name, const std::string& eos);
 
+/// The token that stands for masked ones: what tokenizer_config.json beside the file calls
+/// "mask_token", else a token of one of the names that families use. Nothing where there is none,
+/// or no tokenizer.json that can be used.
+std::optional<std::int32_t> mask_token_of(const std::filesystem::path& tokenizer_json);
+
 /// How documents end, for people: "each ended by id 0 <|endoftext|>".
 std::string document_end(const Tokenizer& tokenizer);
 

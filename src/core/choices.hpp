@@ -19,9 +19,10 @@ enum class NormPlacement : std::uint8_t { before, after, both, sum };
 /// 2023), or of all heads' columns as one.
 enum class QkNorm : std::uint8_t { none, head, whole };
 
-/// Whether the feed-forward layer reads what attention has been added to, or both read the same
-/// (Wang and Komatsuzaki 2021, GPT-J): x + attention(norm1(x)) + mlp(norm2(x)).
-enum class BlockForm : std::uint8_t { sequential, parallel };
+/// Whether the feed-forward layer reads what attention has been added to, or both read the same,
+/// each through a norm of its own (Black et al. 2022, GPT-NeoX), x + attention(norm1(x)) +
+/// mlp(norm2(x)), or through one (Wang and Komatsuzaki 2021, GPT-J).
+enum class BlockForm : std::uint8_t { sequential, parallel, parallel_one_norm };
 
 /// Activations of the feed-forward layer. gelu is the tanh form and gelu_erf the exact one
 /// (Hendrycks and Gimpel 2016); of the gated ones (Shazeer 2020), swiglu(x) = silu(gate) * up and
@@ -93,7 +94,8 @@ template <>
 struct EnumWords<BlockForm> {
   using enum BlockForm;
   static constexpr std::array table = {std::pair{sequential, "sequential"},
-                                       std::pair{parallel, "parallel"}};
+                                       std::pair{parallel, "parallel"},
+                                       std::pair{parallel_one_norm, "parallel_one_norm"}};
 };
 template <>
 struct EnumWords<AttentionMask> {

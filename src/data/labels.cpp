@@ -1,10 +1,12 @@
 #include "data/labels.hpp"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "data/samples.hpp"
+#include "io/checkpoint_directory.hpp"
 
 namespace tessera::data {
 namespace {
@@ -74,6 +76,30 @@ std::optional<io::LabelNames> common_labels(const deck::LoadedDeck& loaded,
     all = documents.names();
   }
   return all;
+}
+
+std::optional<io::LabelNames> labels_of_directory(const io::HfModel& model) {
+  if (model.classes().empty()) return std::nullopt;
+  return io::LabelNames{.key = "label", .names = {model.classes().begin(), model.classes().end()}};
+}
+
+void check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
+                  const std::filesystem::path& run_directory) {
+  const auto check = [&](const std::vector<std::string>& names, const std::string& place) {
+    if (names.empty() || names == labels.names) return;
+    throw DataError(fmt::format(
+        "data.train has {}, but the model's classes are {}, as {} says: make the data with tessera "
+        "tokenize --labels FILE, a FILE of {}",
+        names_text(labels), fmt::join(names, ", "), place,
+        nlohmann::json{{"key", labels.key}, {"names", names}}.dump()));
+  };
+  if (const auto& directory = loaded.deck.model.init_from) {
+    const auto config = std::filesystem::path(*directory) / "config.json";
+    check(io::read_hf_config(config).classes, config.string());
+  }
+  const bool begun = !io::committed_checkpoints(run_directory / "checkpoints").empty();
+  if (const auto file = run_directory / "labels.json"; begun && io::path_exists(file))
+    check(io::read_label_names(file).names, file.string());
 }
 
 std::optional<std::filesystem::path> labels_of_checkpoint(const std::filesystem::path& checkpoint) {

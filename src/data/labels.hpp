@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "deck/load.hpp"
+#include "io/hugging_face.hpp"
 #include "io/token_files.hpp"
 #include "io/token_labels.hpp"
 
@@ -33,6 +34,15 @@ class LabelledDocuments {
 std::optional<io::LabelNames> common_labels(const deck::LoadedDeck& loaded,
                                             const io::TokenCorpus* training,
                                             const io::TokenCorpus* validation);
+
+/// The names of a model directory's classes, where it has some and says them.
+std::optional<io::LabelNames> labels_of_directory(const io::HfModel& model);
+
+/// DataError where data has other labels than the model that the run begins with, that of
+/// model.init_from or of checkpoints that `run_directory` holds: classes would change their
+/// meaning.
+void check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
+                  const std::filesystem::path& run_directory);
 
 /// The labels.json of a checkpoint directory, or of the run that it lies in.
 std::optional<std::filesystem::path> labels_of_checkpoint(const std::filesystem::path& checkpoint);

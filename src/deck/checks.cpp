@@ -91,6 +91,7 @@ class Checker {
     }
     needs("model.rotary_share", set("model.rotary_share") && m.rotary_share != 1, rope,
           "model.position = \"rope\"");
+    needs("model.rope_pairs", m.rope_pairs != RopePairs::halves, rope, "model.position = \"rope\"");
     needs("model.rope_scaling", m.rope_scaling != RopeScalingKind::none, rope,
           "model.position = \"rope\"");
     const bool yarn = m.rope_scaling == RopeScalingKind::yarn;
@@ -125,6 +126,7 @@ class Checker {
           "model.window");
     needs("model.rope_local_theta", set("model.rope_local_theta") && m.rope_local_theta > 0,
           m.window > 0 && rope, "model.window and model.position = \"rope\"");
+    needs("model.attention_bias", !m.attention_bias, m.bias, "model.bias = true");
     needs("model.qkv_bias", set("model.qkv_bias") && m.qkv_bias, !m.bias, "model.bias = false");
     if (usable({"model.scaled_embeddings", "model.position"}) && m.scaled_embeddings &&
         m.position == PositionKind::learned) {
@@ -557,11 +559,23 @@ class Checker {
                           m.head_hidden, m.hidden, m.hidden));
     }
     if (usable({"model.norm_placed", "model.block"}) && m.norm_placed == NormPlacement::sum &&
-        m.block == BlockForm::parallel) {
-      problem("model.norm_placed",
-              "model.norm_placed = \"sum\" does not go with model.block = \"parallel\", where both "
-              "sub-layers are added to the same sum (give block = \"sequential\")");
+        m.block != BlockForm::sequential) {
+      problem(
+          "model.norm_placed",
+          fmt::format("model.norm_placed = \"sum\" does not go with model.block = \"{}\", where "
+                      "both sub-layers are added to the same sum (give block = \"sequential\")",
+                      enum_word(m.block)));
     }
+  }
+
+  /// What a model directory would have had to say.
+  std::string unknown_mask() const {
+    const auto& directory = deck_.model.init_from;
+    if (!directory) return "";
+    return fmt::format(
+        " ({} has no tokenizer.json that says so, and its config.json no \"mask_token_id\": give "
+        "one of them)",
+        *directory);
   }
 
   void masked_tokens() {
@@ -571,8 +585,9 @@ class Checker {
       problem("task.masked", fmt::format("task.masked = {} must be below 1", *task.masked));
     if (!task.mask_token) {
       problem("task.mask_token",
-              "task.mask_token is missing: task.kind = \"mlm\" needs the token that "
-              "stands for masked ones");
+              fmt::format("task.mask_token is missing: task.kind = \"mlm\" needs the token that "
+                          "stands for masked ones{}",
+                          unknown_mask()));
     }
     const auto below = [&](const char* key, std::int64_t token) {
       if (token < deck_.model.vocab) return;

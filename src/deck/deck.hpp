@@ -98,6 +98,7 @@ struct ModelSection {
   double rope_theta = 10000;
   double rope_local_theta = 0;
   double rotary_share = 1;
+  RopePairs rope_pairs = RopePairs::halves;
   RopeScalingKind rope_scaling = RopeScalingKind::none;
   double rope_factor = 1;
   double rope_low_frequency = 1;
@@ -110,6 +111,7 @@ struct ModelSection {
   BlockForm block = BlockForm::sequential;
   ActivationKind activation = ActivationKind::gelu;
   bool bias = true;
+  bool attention_bias = true;
   bool qkv_bias = false;
   bool scaled_embeddings = false;
   bool embedding_norm = false;

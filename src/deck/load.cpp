@@ -75,7 +75,7 @@ class Resolver {
       return;
     }
     for (const ArchitectureKey& key : read_architecture(*dir, reader)) {
-      const std::string name = "model." + key.key;
+      const std::string& name = key.key;
       TESSERA_CHECK(find_row(name), "{} gives unknown key {}", key.place, name);
       Value value;
       std::visit([&](const auto& held) { value.data = held; }, key.value);

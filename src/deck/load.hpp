@@ -16,7 +16,7 @@
 
 namespace tessera::deck {
 
-/// A key of [model], without the section's name, as a model directory states it.
+/// A key, like "model.layers", as a model directory states it.
 struct ArchitectureKey {
   std::string key;
   std::variant<std::int64_t, double, bool, std::string> value;

@@ -38,19 +38,23 @@ struct FamilyRow {
   Family family;
   NormKind norm = NormKind::rmsnorm;
   NormPlacement norm_placed = NormPlacement::before;
+  AttentionMask attention = AttentionMask::causal;
   PositionKind position = PositionKind::rope;
   ActivationKind activation = ActivationKind::swiglu;
   bool bias = false, qkv_bias = false, tied = false;
   QkNorm qk_norm = QkNorm::none;
   BlockForm block = BlockForm::sequential;
-  bool scaled_embeddings = false;
+  bool scaled_embeddings = false, embedding_norm = false;
   double rope_theta = 10000, rope_local_theta = 0, rotary_share = 1;
+  RopePairs rope_pairs = RopePairs::halves;
+  bool attention_bias = true, head_bias = false;
   std::int64_t global_every = 0;
   double attention_soft_cap = 0, logit_soft_cap = 0;
 };
 
 // Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023; Yang et al. 2024 and 2025; Abdin et
-// al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025.
+// al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025; Wang
+// and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019.
 constexpr FamilyRow kFamilies[] = {
     {.family = Family::gpt2,
      .norm = NormKind::layernorm,
@@ -90,6 +94,33 @@ constexpr FamilyRow kFamilies[] = {
      .rope_theta = 1e6,
      .rope_local_theta = 10000,
      .global_every = 6},
+    {.family = Family::gptj,
+     .norm = NormKind::layernorm,
+     .activation = ActivationKind::gelu,
+     .bias = true,
+     .block = BlockForm::parallel_one_norm,
+     .rotary_share = 0.25,
+     .rope_pairs = RopePairs::neighbours,
+     .attention_bias = false,
+     .head_bias = true},
+    {.family = Family::bert,
+     .norm = NormKind::layernorm,
+     .norm_placed = NormPlacement::sum,
+     .attention = AttentionMask::bidirectional,
+     .position = PositionKind::learned,
+     .activation = ActivationKind::gelu_erf,
+     .bias = true,
+     .tied = true,
+     .embedding_norm = true},
+    {.family = Family::roberta,
+     .norm = NormKind::layernorm,
+     .norm_placed = NormPlacement::sum,
+     .attention = AttentionMask::bidirectional,
+     .position = PositionKind::learned,
+     .activation = ActivationKind::gelu_erf,
+     .bias = true,
+     .tied = true,
+     .embedding_norm = true},
 };
 
 /// An absent value: the optimizer does not use the key.
@@ -190,6 +221,7 @@ std::vector<ImpliedKey> family_keys(Family family) {
     if (row.family != family) continue;
     return {implied("model.norm", row.norm),
             implied("model.norm_placed", row.norm_placed),
+            implied("model.attention", row.attention),
             implied("model.position", row.position),
             implied("model.activation", row.activation),
             implied("model.bias", row.bias),
@@ -198,9 +230,13 @@ std::vector<ImpliedKey> family_keys(Family family) {
             implied("model.qk_norm", row.qk_norm),
             implied("model.block", row.block),
             implied("model.scaled_embeddings", row.scaled_embeddings),
+            implied("model.embedding_norm", row.embedding_norm),
             implied("model.rope_theta", row.rope_theta),
             implied("model.rope_local_theta", row.rope_local_theta),
             implied("model.rotary_share", row.rotary_share),
+            implied("model.rope_pairs", row.rope_pairs),
+            implied("model.attention_bias", row.attention_bias),
+            implied("model.head_bias", row.head_bias),
             implied("model.global_every", row.global_every),
             implied("model.attention_soft_cap", row.attention_soft_cap),
             implied("model.logit_soft_cap", row.logit_soft_cap)};

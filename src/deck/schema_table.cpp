@@ -167,23 +167,25 @@ constexpr SchemaRow kRows[] = {
         {.limits = kLength, .unit = "tokens", .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm>(
         "model.norm", "normalisation",
-        {.unset = "gpt2, gpt_neox: layernorm, others: rmsnorm", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox, gptj, bert, roberta: layernorm, others: rmsnorm",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_placed>(
         "model.norm_placed",
         "what each sub-layer f normalises: its input, x + f(norm(x)); its output, x + norm(f(x)); "
         "both; or the sum with it, norm(x + f(x)), and then there is no norm before the head",
-        {.unset = "olmo2: after, gemma2, gemma3: both, others: before", .on_resume = architecture}),
+        {.unset = "olmo2: after, gemma2, gemma3: both, bert, roberta: sum, others: before",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_eps>(
         "model.norm_eps", "added to the variance",
         {.limits = as_f32(above(0)), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::attention>(
         "model.attention", "what a token sees: those up to it, or all of its sequence or document",
-        {.on_resume = architecture}),
+        {.unset = "bert, roberta: bidirectional, others: causal", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::position>(
         "model.position",
         "how positions enter: a table that is learned, or of sinusoids and fixed, is added to "
         "embeddings; or queries and keys are rotated",
-        {.unset = "gpt2: learned, others: rope", .on_resume = architecture}),
+        {.unset = "gpt2, bert, roberta: learned, others: rope", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
                                                  "base of the rotary frequencies",
                                                  {.limits = above(0),
@@ -197,8 +199,12 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::rotary_share>(
         "model.rotary_share", "share of each head's columns that rotary positions turn, the first",
         {.limits = {.low = 0, .high = 1, .above_low = true},
-         .unset = "gpt_neox: 0.25, others: 1",
+         .unset = "gpt_neox, gptj: 0.25, others: 1",
          .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_pairs>(
+        "model.rope_pairs",
+        "which of these columns turn as pairs: i and i + half of them, or neighbours",
+        {.unset = "gptj: neighbours, others: halves", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_scaling>(
         "model.rope_scaling",
         "how rotary frequencies change for longer contexts: all are divided by rope_factor, or "
@@ -237,15 +243,24 @@ constexpr SchemaRow kRows[] = {
         {.unset = "qwen3, gemma3: head, olmo2: whole, others: none", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::block>(
         "model.block",
-        "attention, then the feed-forward layer; or both beside each other, on the same input",
-        {.unset = "gpt_neox: parallel, others: sequential", .on_resume = architecture}),
+        "attention, then the feed-forward layer; or both beside each other, on the same input, "
+        "each "
+        "with a norm of its own or with one for both",
+        {.unset = "gpt_neox: parallel, gptj: parallel_one_norm, others: sequential",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::activation>(
         "model.activation", "of the feed-forward layer; swiglu and geglu are gated",
-        {.unset = "gpt2: gelu, gpt_neox: gelu_erf, gemma2, gemma3: geglu, others: swiglu",
+        {.unset =
+             "gpt2, gptj: gelu, gpt_neox, bert, roberta: gelu_erf, gemma2, gemma3: geglu, others: "
+             "swiglu",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::bias>(
         "model.bias", "biases in linear layers and norms",
-        {.unset = "gpt2, gpt_neox: true, others: false", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox, gptj, bert, roberta: true, others: false",
+         .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::attention_bias>(
+        "model.attention_bias", "biases in attention's linear layers, where bias is true",
+        {.unset = "gptj: false, others: true", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::qkv_bias>(
         "model.qkv_bias", "biases in the products that make q, k and v, where bias is false",
         {.unset = "qwen2: true, others: false", .on_resume = architecture}),
@@ -254,7 +269,7 @@ constexpr SchemaRow kRows[] = {
         {.unset = "gemma2, gemma3: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::embedding_norm>(
         "model.embedding_norm", "a norm of the sum of a token's and a position's vectors",
-        {.on_resume = architecture}),
+        {.unset = "bert, roberta: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_hidden>(
         "model.head_hidden",
         "width of a dense layer with a bias between the last layer and the output matrix; 0: there "
@@ -266,7 +281,7 @@ constexpr SchemaRow kRows[] = {
                                                 {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_bias>(
         "model.head_bias", "a bias of outputs",
-        {.unset = "task.kind classify: true, others: false", .on_resume = architecture}),
+        {.unset = "task.kind classify, gptj: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::query_scalar>(
         "model.query_scalar", "attention's scores are divided by its root; 0: head_dim",
         {.limits = between(0, 1 << 24), .on_resume = architecture}),
@@ -282,7 +297,8 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::tied_embeddings>(
         "model.tied_embeddings", "the head uses the token matrix",
-        {.unset = "gpt2, gemma2, gemma3: true, others: false", .on_resume = architecture}),
+        {.unset = "gpt2, gemma2, gemma3, bert, roberta: true, others: false",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
         "model.dropout", "probability of dropout wherever the next three keys do not say otherwise",
         {.limits = as_f32(fraction()), .on_resume = refused}),
@@ -351,7 +367,7 @@ constexpr SchemaRow kRows[] = {
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT); or classify: a "
         "document is a sample, whose target is its label",
-        {.on_resume = refused}),
+        {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels", "of classify: how many classes there are, as PREFIX.labels.json names them",
         {.limits = between(2, 1024),

@@ -8,7 +8,21 @@ namespace tessera::deck {
 enum class Backend { automatic, cpu, cuda, debug };
 enum class Reproducible { off, run, layout };
 enum class Resume { automatic, never, must };
-enum class Family { gpt2, llama, mistral, qwen2, qwen3, phi3, olmo2, gpt_neox, gemma2, gemma3 };
+enum class Family {
+  gpt2,
+  llama,
+  mistral,
+  qwen2,
+  qwen3,
+  phi3,
+  olmo2,
+  gpt_neox,
+  gemma2,
+  gemma3,
+  gptj,
+  bert,
+  roberta
+};
 enum class Preset {
   gpt2_124m,
   gpt2_350m,
@@ -87,10 +101,11 @@ template <>
 struct EnumWords<deck::Family> {
   using enum deck::Family;
   static constexpr std::array table = {
-      std::pair{gpt2, "gpt2"},    std::pair{llama, "llama"},       std::pair{mistral, "mistral"},
-      std::pair{qwen2, "qwen2"},  std::pair{qwen3, "qwen3"},       std::pair{phi3, "phi3"},
-      std::pair{olmo2, "olmo2"},  std::pair{gpt_neox, "gpt_neox"}, std::pair{gemma2, "gemma2"},
-      std::pair{gemma3, "gemma3"}};
+      std::pair{gpt2, "gpt2"},      std::pair{llama, "llama"},       std::pair{mistral, "mistral"},
+      std::pair{qwen2, "qwen2"},    std::pair{qwen3, "qwen3"},       std::pair{phi3, "phi3"},
+      std::pair{olmo2, "olmo2"},    std::pair{gpt_neox, "gpt_neox"}, std::pair{gemma2, "gemma2"},
+      std::pair{gemma3, "gemma3"},  std::pair{gptj, "gptj"},         std::pair{bert, "bert"},
+      std::pair{roberta, "roberta"}};
 };
 template <>
 struct EnumWords<deck::Preset> {

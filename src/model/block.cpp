@@ -177,6 +177,7 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
              .rotary_dim = c.rotary_dim,
              .first_position = first,
              .theta = local ? c.rope_local_theta : c.rope_theta,
+             .pairs = c.rope_pairs,
              .scaling = local ? RopeScaling{} : c.rope_scaling,
              .direction = direction});
 }
@@ -313,11 +314,15 @@ View project_down_back(UnitContext& u, const ModelConfig& c, const BlockChunk& w
   return d_up;
 }
 
-/// The second half: norm, feed-forward.
+/// The second half: norm, unless attention's serves both, and feed-forward.
 void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                  BlockSaved& s, Carry& out) {
-  s.sum2 = add_norm(u, c, in, Keep::expensive, w.norm2_w, w.norm2_b, DropoutSite::attention_out,
-                    s.h2, s.norm2);
+  if (c.block == BlockForm::parallel_one_norm) {
+    s.sum2 = s.sum1, s.h2 = s.h1;
+  } else {
+    s.sum2 = add_norm(u, c, in, Keep::expensive, w.norm2_w, w.norm2_b, DropoutSite::attention_out,
+                      s.h2, s.norm2);
+  }
   ChunkSum mlp = output_sum(u, c, w.down_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     project_up(u, c, w.chunks[i], s.h2, s.chunks[i]);
@@ -470,12 +475,14 @@ struct BlockBackward {
   std::optional<HeadNormGradient> q_norm = {}, k_norm = {};
 
   View mlp(const View& d);
-  /// `beside`: the gradient that the feed-forward layer beside it makes of what both have read.
+  /// `beside`: the gradient that the feed-forward layer beside it makes of what both have read, of
+  /// the norm where they share one.
   View attention(const View& d, const View& beside = {});
 
  private:
   View sum_gradient(const View& d, const NormBackward& norm);
   View output_gradient(const View& d, const Dropout& dropout, const NormBackward& norm);
+  View sum_of(const View& a, const View& b) const;
   View input_gradient(const View& others, const NormBackward& norm);
   View chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out);
   void projection_weights(const WholeKvGradients& kv, std::size_t i, const View& d_qkv);
@@ -507,14 +514,16 @@ View BlockBackward::output_gradient(const View& d, const Dropout& dropout,
   return gather_positions(u, local, Keep::transient);
 }
 
+View BlockBackward::sum_of(const View& a, const View& b) const {
+  const View sum = u.residual(Keep::transient, c.hidden);
+  u.run(AddPending{.resid = a, .pending = b, .sum = sum});
+  return sum;
+}
+
 /// The gradient of what a sub-layer read from that of its norm, norm.d_out, or of the same thing
 /// without a norm.
 View BlockBackward::input_gradient(const View& others, const NormBackward& norm) {
-  if (!c.norms_inputs()) {
-    const View sum = u.residual(Keep::transient, c.hidden);
-    u.run(AddPending{.resid = others, .pending = norm.d_out, .sum = sum});
-    return sum;
-  }
+  if (!c.norms_inputs()) return sum_of(others, norm.d_out);
   NormBackward of_input = norm;
   of_input.d_resid = others;
   return norm_backward(u, c, partial, of_input);
@@ -550,7 +559,9 @@ View BlockBackward::mlp(const View& d) {
                                      .d_bias = chunk.up_b,
                                      .write = write});
   }
-  return input_gradient(d_sum, {.d_out = d_h2.finish(),
+  const View d_read = d_h2.finish();
+  if (c.block == BlockForm::parallel_one_norm) return d_read;
+  return input_gradient(d_sum, {.d_out = d_read,
                                 .sum = s.sum2,
                                 .weight = w.norm2_w,
                                 .stats = s.norm2,
@@ -587,12 +598,15 @@ View BlockBackward::attention(const View& d, const View& beside) {
                                      .write = write});
     projection_weights(kv, i, d_qkv[i]);
   }
-  return input_gradient(beside ? beside : d_sum, {.d_out = d_h1.finish(),
-                                                  .sum = s.sum1,
-                                                  .weight = w.norm1_w,
-                                                  .stats = s.norm1,
-                                                  .d_weight = g.norm1_w,
-                                                  .d_bias = g.norm1_b});
+  View d_read = d_h1.finish();
+  const bool one_norm = c.block == BlockForm::parallel_one_norm;
+  if (one_norm) d_read = sum_of(d_read, beside);
+  return input_gradient(beside && !one_norm ? beside : d_sum, {.d_out = d_read,
+                                                               .sum = s.sum1,
+                                                               .weight = w.norm1_w,
+                                                               .stats = s.norm1,
+                                                               .d_weight = g.norm1_w,
+                                                               .d_bias = g.norm1_b});
 }
 
 /// The gradient of chunk i's qkv from that of the output projection's sum.

@@ -49,13 +49,15 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   double rope_local_theta = 0;  // of layers with a window; 0: as of the others
   std::int64_t rotary_dim = 0;  // columns of a head that turn; 0: all
+  RopePairs rope_pairs = RopePairs::halves;
   kernels::RopeScaling rope_scaling;
   std::int64_t window = 0;        // of attention, in tokens; 0: none
   std::int64_t global_every = 0;  // the last of every so many layers has none; 0: all have it
   float attention_soft_cap = 0;   // scores x are cap tanh(x / cap); 0: as they are
   ActivationKind activation = ActivationKind::gelu;
-  bool bias = true;       // in linear layers and layer norms
-  bool qkv_bias = false;  // in the products that make q, k and v, where there are no others
+  bool bias = true;            // in linear layers and layer norms
+  bool attention_bias = true;  // in attention's linear layers, where `bias` is
+  bool qkv_bias = false;       // in the products that make q, k and v, where there are no others
   QkNorm qk_norm = QkNorm::none;
   BlockForm block = BlockForm::sequential;
   std::int64_t query_scalar = 0;   // scores are q k / sqrt(query_scalar); 0: D

@@ -73,8 +73,9 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
     p.push_back(up);
   }
   p.push_back(cut(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, out_std), 1));
-  for (const char* sub_layer : {".norm1", ".norm2"})
-    if (c.norms_inputs()) add_norm(p, c, unit.name + sub_layer);
+  if (c.norms_inputs()) add_norm(p, c, unit.name + ".norm1");
+  if (c.norms_inputs() && c.block != BlockForm::parallel_one_norm)
+    add_norm(p, c, unit.name + ".norm2");
   for (const char* sub_layer : {".norm1_out", ".norm2_out"})
     if (c.norms_outputs() || c.norms_sums()) add_norm(p, c, unit.name + sub_layer);
   if (c.qk_norm != QkNorm::none) {
@@ -82,13 +83,14 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
     p.push_back(vector(attention + "q_norm.weight", whole ? q : c.head_dim, Init::ones));
     p.push_back(vector(attention + "k_norm.weight", whole ? kv : c.head_dim, Init::ones));
   }
-  if (c.bias || c.qkv_bias) {
+  const bool attention_bias = c.bias && c.attention_bias;
+  if (attention_bias || c.qkv_bias) {
     p.push_back(cut(vector(attention + "q.bias", q), 0, query));
     p.push_back(key_or_value(vector(attention + "k.bias", kv)));
     p.push_back(key_or_value(vector(attention + "v.bias", kv)));
   }
+  if (attention_bias) p.push_back(vector(attention + "out.bias", c.hidden));
   if (c.bias) {
-    p.push_back(vector(attention + "out.bias", c.hidden));
     const auto up_bias = cut(vector(mlp + "up.bias", c.ffn_hidden), 0);
     if (gated(c.activation)) {
       p.push_back(cut(vector(mlp + "gate.bias", c.ffn_hidden), 0));

@@ -125,8 +125,13 @@ model::Carry Generator::through_layers(model::UnitContext& u,
 }
 
 std::span<const float> Generator::read(const View& logits) {
-  logits_.resize(static_cast<std::size_t>(config_.outputs()));
-  tier_.read(logits.data, std::as_writable_bytes(std::span(logits_)));
+  const View rows = logits.matrix();
+  const auto outputs = static_cast<std::size_t>(config_.outputs());
+  logits_.resize(static_cast<std::size_t>(rows.rows()) * outputs);
+  for (std::int64_t r = 0; r < rows.rows(); ++r) {  // without their padding
+    const auto row = std::span(logits_).subspan(static_cast<std::size_t>(r) * outputs, outputs);
+    tier_.read(rows.row_range(r, 1).data, std::as_writable_bytes(row));
+  }
   return logits_;
 }
 
@@ -146,8 +151,7 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
                          {.resid = last_row(carry.resid), .pending = last_row(carry.pending)}));
 }
 
-std::span<const float> Generator::classify(std::span<const std::int32_t> tokens) {
-  TESSERA_CHECK(config_.head.pooling != Pooling::none, "each token has an output");
+std::span<const float> Generator::whole(std::span<const std::int32_t> tokens) {
   length_ = 0;
   for (model::KvCache& cache : caches_) cache.length = 0;
   scratch_.reset();

@@ -42,8 +42,9 @@ class Generator {
   std::int64_t length() const { return length_; }
   /// Appends tokens (at most context() in all) and returns the logits (vocab) after the last one.
   std::span<const float> advance(std::span<const std::int32_t> tokens);
-  /// Forgets what it has seen; returns the logits of a sample whose outputs are pooled.
-  std::span<const float> classify(std::span<const std::int32_t> tokens);
+  /// Forgets what it has seen; returns the logits of a sample: (tokens, vocab), or (classes) where
+  /// outputs are pooled.
+  std::span<const float> whole(std::span<const std::int32_t> tokens);
 
  private:
   View make(DType type, std::initializer_list<std::int64_t> extents);

@@ -60,7 +60,7 @@ TrainedEngine::TrainedEngine(const deck::LoadedDeck& loaded, const Job& job,
       });
   control_.together([&] { check_start(loaded, start, weights, engine_.threads()); });
   if (!start) {
-    if (const auto note = set_initial_state(deck_, control_, engine_.state()); !note.empty())
+    for (const auto& note : set_initial_state(deck_, control_, engine_.state()))
       remark(control_, note);
   }
   name_ = fmt::format("{}{} at step {}", weights == optim::kEma ? "the averaged weights of " : "",

@@ -77,8 +77,8 @@ void Trainer::start_or_resume() {
   const auto from = load_checkpoint(run_.loaded, deck::OnResume::refused, control, engine.state(),
                                     run_.note_unusable());
   if (!from) {
-    const std::string note = set_initial_state(run_.deck, control, engine.state());
-    if (!note.empty()) run_.log.say(note);
+    for (const auto& note : set_initial_state(run_.deck, control, engine.state()))
+      run_.log.say(note);
     source_ = source_of(run_.deck);
     if (!source_.empty()) say_source("begin as");
     guards_->begin(nullptr, true);

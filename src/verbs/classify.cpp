@@ -38,7 +38,7 @@ struct ClassifyOptions {
 
 /// Names of a model's classes: those of the run that it is of, or their numbers.
 std::vector<std::string> class_names(const ModelSource& source) {
-  if (source.labels) return io::read_label_names(*source.labels).names;
+  if (source.labels) return source.labels->names;
   std::vector<std::string> numbers;
   for (std::int64_t i = 0; i < source.task.labels.value_or(0); ++i)
     numbers.push_back(fmt::format("{}", i));
@@ -84,7 +84,7 @@ class Classifier {
       }
       ids_.resize(static_cast<std::size_t>(generator_.context()));
     }
-    const std::vector<double> p = softmax(generator_.classify(ids_));
+    const std::vector<double> p = softmax(generator_.whole(ids_));
     const auto best = static_cast<std::size_t>(std::ranges::max_element(p) - p.begin());
     show(document, p, best);
     if (document.label == nullptr) return;

@@ -27,19 +27,6 @@ ExitCode run(const ExportOptions& o) {
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   const ModelSource source =
       open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt, o.weights);
-  const deck::ModelSection& m = source.model;
-  if (m.embedding_norm || m.head_hidden > 0 || m.head_bias ||
-      source.task.kind == deck::TaskKind::classify) {
-    throw DeckError(fmt::format(
-        "{}: its head{} is none that a Hugging Face model of family {} has, so it is not exported",
-        source.name, m.embedding_norm ? ", or the norm of its embeddings," : "",
-        enum_word(m.family)));
-  }
-  if (source.model.attention != AttentionMask::causal) {
-    throw DeckError(fmt::format(
-        "{}: its attention is {}, which no Hugging Face model of family {} has", source.name,
-        enum_word(source.model.attention), enum_word(source.model.family)));
-  }
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
   for (const auto& unit : units) {
@@ -54,9 +41,10 @@ ExitCode run(const ExportOptions& o) {
   const auto parameters = tell_progress(source, *progress);
   io::export_hugging_face(
       {.directory = o.to,
-       .architecture = hf_architecture(source.model),
+       .architecture = hf_architecture(source),
        .type = type,
-       .tokenizer = tokenizer ? &*tokenizer : nullptr},
+       .tokenizer = tokenizer ? &*tokenizer : nullptr,
+       .classes = source.labels ? source.labels->names : std::vector<std::string>()},
       [&](std::string_view name, std::int64_t begin, std::span<float> out) {
         const auto& p = *by_name.find(name)->second;
         parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);

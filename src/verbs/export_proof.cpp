@@ -25,7 +25,7 @@ std::vector<std::int32_t> tokens_of(const deck::ModelSection& model) {
   return tokens;
 }
 
-/// The logits after each of the tokens.
+/// The logits of the tokens: after each, or of all at once where each sees all.
 std::vector<float> logits_of(const ModelSource& of, const train::ParameterSource& parameters) {
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
   setup::use_threads(threads);
@@ -33,6 +33,10 @@ std::vector<float> logits_of(const ModelSource& of, const train::ParameterSource
       backend::make_backend({.kind = deck::Backend::cpu, .threads = threads}, nullptr);
   train::Generator generator(setup::model_config(of.model, of.task), *backend.device,
                              *backend.device_tier, parameters, kTokens);
+  if (of.model.attention == AttentionMask::bidirectional) {
+    const auto logits = generator.whole(tokens_of(of.model));
+    return {logits.begin(), logits.end()};
+  }
   std::vector<float> all;
   for (const std::int32_t token : tokens_of(of.model)) {
     const auto logits = generator.advance(std::span(&token, 1));
@@ -64,7 +68,7 @@ double largest_difference(std::span<const float> a, std::span<const float> b) {
 
 std::string prove_export(const ModelSource& source, const std::filesystem::path& exported,
                          DType type) {
-  const io::HfArchitecture architecture = hf_architecture(source.model);
+  const io::HfArchitecture architecture = hf_architecture(source);
   const ModelSource back = open_model(exported, std::nullopt);
   const auto read = logits_of(back, back.parameters);
   const auto expected = logits_of(source, as_stored(source.parameters, architecture, type));

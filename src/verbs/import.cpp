@@ -21,8 +21,10 @@ ExitCode run(const ImportOptions& o) {
         fmt::format("{} is no Hugging Face directory: it has no config.json", o.from.string()));
   }
   refuse_to_overwrite(o.to);
-  write_new_run(o.to, open_model(o.from, o.finite ? std::optional(DType::f32) : std::nullopt),
-                "import", in_full(o.from).string());
+  const ModelSource source =
+      open_model(o.from, o.finite ? std::optional(DType::f32) : std::nullopt);
+  if (!source.left_out.empty()) fmt::print("{}\n", source.left_out);
+  write_new_run(o.to, source, "import", in_full(o.from).string());
   return ExitCode::ok;
 }
 

@@ -74,7 +74,9 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
             .task = deck.task,
             .name = path.string(),
             .parameters = checked(read, finite_as, place_of),
-            .tokenizer = data::tokenizer_of_directory(path)};
+            .tokenizer = data::tokenizer_of_directory(path),
+            .labels = data::labels_of_directory(*model),
+            .left_out = model->left_out(path.string())};
   }
   const auto found = find_checkpoint(path);
   if (!found && !fs::exists(path)) {
@@ -93,6 +95,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
   const auto units = model::model_units(setup::model_config(deck.model, deck.task));
   if (weights == optim::kEma && !train::has_state(*checkpoint, units, weights))
     throw train::no_averaged_weights(found->path);
+  const auto names = data::labels_of_checkpoint(found->path);
   const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
     checkpoint->read(p.name, weights, range, DType::f32, std::as_writable_bytes(out));
   };
@@ -105,7 +108,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
           .tokenizer = data::tokenizer_of_checkpoint(found->path),
-          .labels = data::labels_of_checkpoint(found->path)};
+          .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
+          .left_out = {}};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {
@@ -151,12 +155,13 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
   return tokenizer;
 }
 
-io::HfArchitecture hf_architecture(const deck::ModelSection& model) {
+io::HfArchitecture hf_architecture(const ModelSource& source) {
   deck::Deck deck;
-  deck.model = model;
+  deck.model = source.model, deck.task = source.task;
   io::HfArchitecture architecture;
   for (const io::HfField& field : io::kHfFields) {
-    const deck::Value value = deck::find_row(fmt::format("model.{}", field.key))->field.get(deck);
+    const deck::Value value = deck::find_row(io::deck_key(field.key))->field.get(deck);
+    if (value.unset()) continue;
     std::visit(
         [&](auto member) {
           using T = std::remove_cvref_t<decltype(architecture.*member)>;

@@ -10,6 +10,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/hugging_face.hpp"
+#include "io/token_labels.hpp"
 #include "train/state/model_state.hpp"
 
 namespace tessera::verbs {
@@ -22,7 +23,8 @@ struct ModelSource {
   std::string name;  // for people
   train::ParameterSource parameters;
   std::optional<std::filesystem::path> tokenizer;  // its tokenizer.json, where it has one
-  std::optional<std::filesystem::path> labels;     // and the names of its classes
+  std::optional<io::LabelNames> labels;            // and the names of its classes
+  std::string left_out;                            // what of it was not read, for people
 };
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
@@ -50,6 +52,6 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
 std::optional<io::HeldCheckpoint> find_checkpoint(const std::filesystem::path& path);
 
 /// The architecture in the words of Hugging Face files.
-io::HfArchitecture hf_architecture(const deck::ModelSection& model);
+io::HfArchitecture hf_architecture(const ModelSource& source);
 
 }  // namespace tessera::verbs

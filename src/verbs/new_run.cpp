@@ -25,6 +25,7 @@ namespace {
 
 fs::path deck_file(const fs::path& run_directory) { return run_directory / "deck.toml"; }
 fs::path tokenizer_file(const fs::path& run_directory) { return run_directory / "tokenizer.json"; }
+fs::path labels_file(const fs::path& run_directory) { return run_directory / "labels.json"; }
 fs::path checkpoints_of(const fs::path& run_directory) { return run_directory / "checkpoints"; }
 
 /// A path in a command that is to be copied.
@@ -68,8 +69,9 @@ class Beginning {
   explicit Beginning(const fs::path& run_directory)
       : checkpoints_(checkpoints_of(in_full(run_directory))) {
     const fs::path directory = in_full(run_directory), tokenizer = tokenizer_file(directory);
-    for (const fs::path& file : {io::checkpoint_path(checkpoints_, 0), tokenizer,
-                                 io::tokenizer_config_of(tokenizer), deck_file(directory)}) {
+    for (const fs::path& file :
+         {io::checkpoint_path(checkpoints_, 0), tokenizer, io::tokenizer_config_of(tokenizer),
+          labels_file(directory), deck_file(directory)}) {
       if (is_there(file)) continue;
       written_.push_back(file);
       for (fs::path d = file.parent_path(); !is_there(d); d = d.parent_path()) made_.push_back(d);
@@ -166,6 +168,7 @@ void write_new_run(const fs::path& run_directory, const ModelSource& source,
   try {
     checkpoint = write_checkpoint(checkpoints_of(run_directory), source, verb, origin);
     if (source.tokenizer) io::copy_tokenizer(*source.tokenizer, tokenizer_file(run_directory));
+    if (source.labels) io::write_label_names(labels_file(run_directory), *source.labels);
     io::write_text(deck, deck_text(run_directory, source, verb));
   } catch (...) {
     beginning.undo();

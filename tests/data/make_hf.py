@@ -13,11 +13,13 @@ import shutil
 
 import torch
 from safetensors.torch import save_file
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
-                          GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification, Gemma2Config, Gemma2ForCausalLM,
+                          Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
+                          GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, RobertaConfig, RobertaForMaskedLM,
+                          RobertaForSequenceClassification)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
 
@@ -101,6 +103,45 @@ def neox_ours(state, layers, heads):
     return ours
 
 
+def gptj_ours(state, layers):
+    ours = {"vocabulary.weight": state["transformer.wte.weight"],
+            "head.weight": state["lm_head.weight"], "head_bias.bias": state["lm_head.bias"]}
+    for kind in ("weight", "bias"):
+        ours[f"final_norm.{kind}"] = state[f"transformer.ln_f.{kind}"]
+        for i in range(layers):
+            for mine, name in (("norm1", "ln_1"), ("mlp.up", "mlp.fc_in"), ("mlp.down", "mlp.fc_out")):
+                ours[f"block.{i}.{mine}.{kind}"] = state[f"transformer.h.{i}.{name}.{kind}"]
+    for i in range(layers):
+        for mine in ("q", "k", "v", "out"):
+            ours[f"block.{i}.attention.{mine}.weight"] = (
+                state[f"transformer.h.{i}.attn.{mine}_proj.weight"])
+    return ours
+
+
+def bert_ours(state, layers, prefix, unused, head, bias, output=None):
+    """`head`: the names of the dense layer and its norm, where there is one."""
+    at = f"{prefix}embeddings."
+    ours = {"vocabulary.weight": state[f"{at}word_embeddings.weight"],
+            "positions.weight": (state[f"{at}position_embeddings.weight"][unused:] +
+                                 state[f"{at}token_type_embeddings.weight"][0]),
+            "head_bias.bias": state[bias]}
+    if output is not None:
+        ours["head.weight"] = state[output]
+    for kind in ("weight", "bias"):
+        ours[f"embedding_norm.{kind}"] = state[f"{at}LayerNorm.{kind}"]
+        for mine, name in zip(("head_dense", "head_dense.norm"), head):
+            ours[f"{mine}.{kind}"] = state[f"{name}.{kind}"]
+        for i in range(layers):
+            for mine, name in (*((f"attention.{x[0]}", f"attention.self.{x}")
+                                 for x in ("query", "key", "value")),
+                               ("attention.out", "attention.output.dense"),
+                               ("norm1_out", "attention.output.LayerNorm"),
+                               ("mlp.up", "intermediate.dense"), ("mlp.down", "output.dense"),
+                               ("norm2_out", "output.LayerNorm")):
+                ours[f"block.{i}.{mine}.{kind}"] = state[f"{prefix}encoder.layer.{i}.{name}.{kind}"]
+    return ours
+
+
 def randomise(model, deviation):
     with torch.no_grad():
         for parameter in model.parameters():  # no two alike, none at a special value
@@ -136,15 +177,15 @@ def sensitivity(model, tokens, logits):
     return torch.tensor([most])
 
 
-def save_with_logits(name, model, to_ours, length=13):
-    """Weights of 1/2 and norms about 1, so that no layer drowns the others."""
+def save_with_logits(name, model, to_ours, length=13, least=0):
+    """Weights of 1/2 and norms about 1, so that no layer drowns the others. Tokens are `least` or more."""
     randomise(model, 0.5)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            offset = "gemma" not in name and "norm" in key and key.endswith("weight")
+            offset = "gemma" not in name and "norm" in key.lower() and key.endswith("weight")
             parameter.add_(1.0 if offset else 0.0)
     store(name, model, to_ours)
-    tokens = torch.randint(0, model.config.vocab_size, (length,))
+    tokens = torch.randint(least, model.config.vocab_size, (length,))
     exact = model.double().eval()
     logits = logits_of(exact, tokens)
     save_file({"tokens": tokens.float(), "logits": logits.float().contiguous(),
@@ -226,5 +267,29 @@ save_with_logits("qwen3_windows", Qwen3ForCausalLM(Qwen3Config(
     **{**HEADS, **WINDOWS},
     layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
     lambda state: llama_ours(state, 3, False, (*NORMS_BEFORE, *QKV, *QK_NORMS, *GATE_UP)))
+torch.manual_seed(7)
+ENCODER = {**NEOX, "mask_token_id": 3}
+save_with_logits("bert", BertForMaskedLM(BertConfig(**ENCODER)),
+                 lambda state: bert_ours(state, 2, "bert.", 0,
+                                         ("cls.predictions.transform.dense",
+                                          "cls.predictions.transform.LayerNorm"),
+                                         "cls.predictions.bias"))
+save_with_logits("roberta", RobertaForMaskedLM(RobertaConfig(
+    **{**ENCODER, "pad_token_id": 1, "max_position_embeddings": 18}, type_vocab_size=1,
+    layer_norm_eps=1e-5, hidden_act="gelu_new")),
+    lambda state: bert_ours(state, 2, "roberta.", 2, ("lm_head.dense", "lm_head.layer_norm"),
+                            "lm_head.bias"), least=2)  # 1 is padding
+CLASSES = {"id2label": {0: "warm", 1: "cold", 2: "hot"}}
+save_with_logits("bert_classes", BertForSequenceClassification(BertConfig(**NEOX, **CLASSES)),
+                 lambda state: bert_ours(state, 2, "bert.", 0, ["bert.pooler.dense"],
+                                         "classifier.bias", "classifier.weight"))
+save_with_logits("roberta_classes", RobertaForSequenceClassification(RobertaConfig(
+    **{**NEOX, **CLASSES, "pad_token_id": 1, "max_position_embeddings": 18}, type_vocab_size=1)),
+    lambda state: bert_ours(state, 2, "roberta.", 2, ["classifier.dense"],
+                            "classifier.out_proj.bias", "classifier.out_proj.weight"), least=2)
+torch.manual_seed(8)
+save_with_logits("gptj", GPTJForCausalLM(GPTJConfig(
+    vocab_size=13, n_embd=16, n_inner=12, n_layer=2, n_head=2, n_positions=16, rotary_dim=4,
+    bos_token_id=0, eos_token_id=0, attn_implementation="eager")), lambda state: gptj_ours(state, 2))
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

@@ -141,7 +141,7 @@ class Verbs(ClassifyTest):
         self.train(1, self.deck_of("run", "encoder", run__steps=1))
         for text, code, *arguments in (
                 ("tessera classify asks it", 2, "generate", self.dir / "run", "--prompt", "x"),
-                ("so it is not exported", 2, "export", self.dir / "run", "--to", self.dir / "hf"),
+                ('model.attention = "bidirectional", needed: "causal"', 3, "export", self.dir / "run", "--to", self.dir / "hf"),
                 ("more than the model's context of 24", 3, "classify", self.dir / "run",
                  SOURCE / "README.md"),
                 ("is none of the model's: bird, cat, dog", 3, "classify", self.dir / "run",

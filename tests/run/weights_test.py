@@ -20,11 +20,13 @@ class Safetensors:
         self.header = json.loads(self.bytes[8:8 + length])
         self.data = 8 + length
 
-    def put(self, tensor, row, column, value):
+    def put(self, tensor, *place, value):
         entry = self.header[tensor]
         assert entry["dtype"] == "F32"
-        at = self.data + entry["data_offsets"][0] + 4 * (row * entry["shape"][1] + column)
-        struct.pack_into("<f", self.bytes, at, value)
+        index = 0
+        for i, extent in zip(place, entry["shape"], strict=True):
+            index = index * extent + i
+        struct.pack_into("<f", self.bytes, self.data + entry["data_offsets"][0] + 4 * index, value)
         self.path.write_bytes(self.bytes)
 
 
@@ -40,7 +42,7 @@ class WeightsTest(RunTest):
             self.train(1, self.deck("trained", self.evaluable()))
         self.job("export", self.dir / "trained", "--to", self.dir / name)
         if tensor is not None:
-            Safetensors(self.dir / name / "model.safetensors").put(tensor, 2, 5, value)
+            Safetensors(self.dir / name / "model.safetensors").put(tensor, 2, 5, value=value)
         return self.dir / name
 
     def starting_from(self, name, source, **changes):
@@ -209,7 +211,8 @@ class Heads(WeightsTest):
 
 
 class Families(WeightsTest):
-    NAMES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2", "gemma3")
+    NAMES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2", "gemma3",
+             "gptj", "bert", "roberta")
 
     def test_each_comes_in_trains_and_goes_out(self):
         write_tokens(self.corpus, vocab=13)
@@ -230,6 +233,150 @@ class Families(WeightsTest):
                 self.job("train", deck, "--set", "run.steps=4", ranks=1)
                 self.job("export", self.dir / f"{name}_trained", "--to",
                          self.dir / f"{name}_narrow", "--type", "bf16", says=["proof     read back"])
+
+
+class Encoders(WeightsTest):
+    """Directories of BERT: what files of old hold too, which token is the mask, and what is refused."""
+
+    def copy_of(self, name, as_name, **settings):
+        """With settings changed; those that are given as None go."""
+        copy = self.dir / as_name
+        shutil.copytree(SOURCE / "tests/data/hf" / name, copy)
+        config = {**json.loads((copy / "config.json").read_text()), **settings}
+        (copy / "config.json").write_text(
+            json.dumps({k: v for k, v in config.items() if v is not None}))
+        return copy
+
+    def add_tensors(self, directory, rename, more):
+        """Gives tensors other names, and adds some: f32 of a shape, or the bytes of another."""
+        file = Safetensors(directory / "model.safetensors")
+        data = bytes(file.bytes[file.data:])
+        header = {rename(name): entry for name, entry in file.header.items()}
+        for name, of in more.items():
+            if isinstance(of, str):
+                begin, end = header[of]["data_offsets"]
+                shape, content = header[of]["shape"], data[begin:end]
+            else:
+                shape, content = of, bytes(4 * math.prod(of))
+            header[name] = {"dtype": "F32", "shape": shape,
+                            "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        text = json.dumps(header).encode()
+        file.path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+    def test_files_of_old(self):
+        """Norms under their first names, the output matrix and bias again, and other heads."""
+        self.job("import", SOURCE / "tests/data/hf/bert", "--to", self.dir / "now")
+        old = self.copy_of("bert", "old", architectures=["BertForPreTraining"],
+                           position_embedding_type="absolute", gradient_checkpointing=False)
+        heads = {"bert.pooler.dense.weight": [8, 8], "cls.seq_relationship.bias": [2]}
+        self.add_tensors(
+            old, lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"),
+            {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+             "cls.predictions.decoder.bias": "cls.predictions.bias",
+             "bert.embeddings.position_ids": [1, 16], **heads})
+        left_out = f"note: of {old}, {', '.join(heads)} are left out"
+        self.job("import", old, "--to", self.dir / "then", says=[left_out])
+        for run in ("then", "now"):
+            self.job("export", self.dir / run, "--to", self.dir / f"{run}_out", "--no-proof")
+        self.assertEqual(*((self.dir / f"{run}_out" / "model.safetensors").read_bytes()
+                           for run in ("then", "now")))
+        write_tokens(self.corpus, vocab=13)
+        deck = self.starting_from("started", old, batch__sequence=8)
+        self.job("train", deck, ranks=1, says=[left_out])
+        deck = self.starting_from("other_task", old, batch__sequence=8, task__kind="classify",
+                                  task__labels=2)
+        self.job("train", deck, ranks=1, code=2, says=['task.kind = "classify", but', 'says "mlm"'])
+        Safetensors(old / "model.safetensors").put("cls.predictions.decoder.bias", 5, value=7.0)
+        self.job("import", old, "--to", self.dir / "two", code=3, says=[
+            "cls.predictions.decoder.bias[5] = 7 differs from", "the two are one parameter: remove"])
+
+    def test_the_mask_is_what_the_tokenizer_says(self):
+        vocab = json.loads((SOURCE / "tests/data/tokenizers/bert.json").read_text())
+        mask = vocab["model"]["vocab"]["[MASK]"]
+        size = 1 + max(vocab["model"]["vocab"].values())
+        source = self.dir / "trained"
+        write_tokens(self.corpus, vocab=13)
+        deck = tiny_deck(self.corpus, run__steps=1, model__family="bert", model__vocab=size,
+                         model__head_hidden=24, model__head_activation="gelu_erf",
+                         model__head_norm=True, model__head_bias=True, model__hidden=24,
+                         task__kind="mlm", task__mask_token=mask, batch__sequence=8)
+        self.train(1, self.deck("trained", deck))
+        shutil.copy(SOURCE / "tests/data/tokenizers/bert.json", source / "tokenizer.json")
+        (source / "tokenizer_config.json").write_text('{"eos_token": "[SEP]"}')
+        out = self.dir / "out"
+        self.job("export", source, "--to", out, says=["proof     read back"])
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual(config["mask_token_id"], mask)
+        said = json.loads((out / "tokenizer_config.json").read_text())
+        self.assertEqual(said["mask_token"], "[MASK]")
+        del config["mask_token_id"]
+        (out / "config.json").write_text(json.dumps(config))
+        for name in ("stated", "named"):
+            self.job("import", out, "--to", self.dir / name)
+            self.assertIn(f"mask_token = {mask}\n", (self.dir / name / "deck.toml").read_text())
+            (out / "tokenizer_config.json").unlink(missing_ok=True)
+        (out / "tokenizer.json").unlink()
+        self.job("import", out, "--to", self.dir / "no", code=2, says=[
+            "task.mask_token is missing", "and its config.json no \"mask_token_id\": give one of them"])
+        self.train(1, self.starting_from("told", out, batch__sequence=8, task__mask_token=mask))
+
+    def test_classes(self):
+        """Their names go with the model, and other data does not."""
+        source, run = SOURCE / "tests/data/hf/bert_classes", self.dir / "bert_classes"
+        for name in ("bert_classes", "roberta_classes"):
+            self.job("import", SOURCE / "tests/data/hf" / name, "--to", self.dir / name)
+            self.job("export", self.dir / name, "--to", self.dir / f"{name}_out",
+                     says=["give the same logits to the bit (0 from those of unrounded"])
+        names = ["warm", "cold", "hot"]
+        self.assertEqual(json.loads((run / "labels.json").read_text())["names"], names)
+        config = json.loads((self.dir / "bert_classes_out" / "config.json").read_text())
+        self.assertEqual(config["id2label"], {str(i): name for i, name in enumerate(names)})
+        text = self.dir / "texts.jsonl"
+        text.write_text("".join(json.dumps({"text": word, "t": label}) + "\n"
+                                for word, label in (("ab", "hot"), ("ba", "warm"), ("a", "cold"))))
+        tokenizer = self.dir / "tokenizer.json"
+        vocab = {"[UNK]": 0, "ab": 1, "ba": 2, "a": 3}
+        tokenizer.write_text(json.dumps({
+            "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+            "normalizer": None, "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": None, "decoder": None,
+            "model": {"type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]",
+                      "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}}))
+        tokenize = ("tokenize", text, "--label", "t", "--eos", "none", "--tokenizer", tokenizer)
+        self.job(*tokenize, "--out", self.dir / "sorted")
+        self.job(*tokenize, "--labels", run / "labels.json", "--out", self.dir / "fitting")
+        for data, code in (("sorted", 3), ("fitting", 0)):
+            for name, deck in (("told", self.starting_from(
+                    f"{data}_started", source, data__train=[str(self.dir / data)],
+                    data__validation=None, evaluate__batches=None)),
+                    ("run", run / "deck.toml")):
+                sets = () if name == "told" else (
+                    "--set", f'data.train=["{self.dir / data}"]', "--set", "run.steps=1")
+                output = self.job("train", deck, *sets, ranks=1, code=code)
+                self.assertEqual("the model's classes are warm, cold, hot" in output, code != 0,
+                                 output)
+
+    def test_what_is_refused(self):
+        for name, says, settings in (
+                ("relative", '"relative_key" is not supported; allowed: "absolute"',
+                 {"position_embedding_type": "relative_key"}),
+                ("decoder", "$.is_decoder: true is not supported; allowed: false",
+                 {"is_decoder": True}),
+                ("classes", "the head of a BertForTokenClassification is not supported",
+                 {"architectures": ["BertForTokenClassification"]}),
+                ("headless", "cls.predictions.bias has the shape (13); config.json says (14)",
+                 {"vocab_size": 14})):
+            with self.subTest(name):
+                source = self.copy_of("bert", name, **settings)
+                output = self.job("import", source, "--to", self.dir / "no", code=3, says=[says])
+                self.assertIn(str(source), output)
+                self.assertFalse((self.dir / "no").exists())
+        source = self.copy_of("bert", "untyped")
+        name = "bert.embeddings.token_type_embeddings.weight"
+        self.add_tensors(source, lambda of: "bert.embeddings.other" if of == name else of, {})
+        self.job("import", source, "--to", self.dir / "no", code=3, says=[f"{name} is missing"])
 
 
 class Evaluation(WeightsTest):
@@ -279,7 +426,7 @@ class Evaluation(WeightsTest):
 
     def test_layout_mode_keeps_its_bits_or_says_so(self):
         deck = self.deck("run", tiny_deck(
-            self.corpus, model__heads=4, model__hidden=32, run__steps=4,
+            self.corpus, model__heads=4, model__hidden=24, run__steps=4,
             data__validation=[str(self.corpus)], evaluate__batches=2, batch__micro=2,
             run__reproducible="layout", run__reproducible_tensor=4, parallel__tensor=4))
         job = self.run_job(4, "train", deck, env={"OMP_NUM_THREADS": "2"})

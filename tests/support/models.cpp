@@ -52,6 +52,16 @@ model::ModelConfig gpt_neox_like() {
   return c;
 }
 
+model::ModelConfig gptj_like() {
+  model::ModelConfig c = gpt_neox_like();
+  c.block = BlockForm::parallel_one_norm;
+  c.activation = ActivationKind::gelu;
+  c.rope_pairs = RopePairs::neighbours;
+  c.attention_bias = false;
+  c.head.bias = true;
+  return c;
+}
+
 model::ModelConfig gemma2_like() {
   model::ModelConfig c = llama_like();
   c.norm_placed = NormPlacement::both;

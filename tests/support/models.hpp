@@ -20,6 +20,7 @@ model::ModelConfig qwen_like();
 model::ModelConfig olmo2_like();
 /// Attention and feed-forward layer in parallel, layer norm with biases, the exact gelu (GPT-NeoX).
 model::ModelConfig gpt_neox_like();
+model::ModelConfig gptj_like();
 /// Norms of inputs and outputs, gated gelu, scaled embeddings, a query scalar, caps of scores and
 /// of logits, every other layer with a window (Gemma 2), which has a theta of its own (Gemma 3).
 model::ModelConfig gemma2_like();

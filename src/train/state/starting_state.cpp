@@ -221,9 +221,9 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
   return std::nullopt;
 }
 
-std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
-                              ModelState& state) {
-  std::string note;
+std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
+                                           ModelState& state) {
+  std::vector<std::string> notes;
   control.together([&] {
     if (!deck.model.init_from) {
       state.set_parameters(initial_values(static_cast<std::uint64_t>(deck.run.seed)));
@@ -231,10 +231,12 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
     }
     const io::HfModel source = io::HfModel::open(*deck.model.init_from);
     if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
-      note = fmt::format(
+      notes.push_back(fmt::format(
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
-          printable(*deck.model.init_from));
+          printable(*deck.model.init_from)));
     }
+    if (const std::string note = source.left_out(*deck.model.init_from); !note.empty())
+      notes.push_back(note);
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
     std::int64_t done = 0;
@@ -248,7 +250,7 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
                                  "model.accept_non_finite = true");
     }
   });
-  return note;
+  return notes;
 }
 
 std::string source_of(const deck::Deck& deck) {

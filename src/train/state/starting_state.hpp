@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "comm/mpi/control.hpp"
 #include "deck/load.hpp"
@@ -67,7 +69,7 @@ void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& 
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
 /// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,
 /// unless model.accept_non_finite.
-std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
-                              ModelState& state);
+std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
+                                           ModelState& state);
 
 }  // namespace tessera::train

@@ -351,11 +351,11 @@ TEST(Presets, YieldToExplicitKeys) {
 
 std::vector<ArchitectureKey> small_llama(const std::string& dir) {
   const std::string place = dir + "/config.json";
-  return {{"family", std::string("llama"), place}, {"layers", std::int64_t{3}, place},
-          {"heads", std::int64_t{4}, place},       {"hidden", std::int64_t{32}, place},
-          {"ffn_hidden", std::int64_t{96}, place}, {"vocab", std::int64_t{65}, place},
-          {"context", std::int64_t{16}, place},    {"norm_eps", 1e-6, place},
-          {"tied_embeddings", true, place}};
+  return {{"model.family", std::string("llama"), place}, {"model.layers", std::int64_t{3}, place},
+          {"model.heads", std::int64_t{4}, place},       {"model.hidden", std::int64_t{32}, place},
+          {"model.ffn_hidden", std::int64_t{96}, place}, {"model.vocab", std::int64_t{65}, place},
+          {"model.context", std::int64_t{16}, place},    {"model.norm_eps", 1e-6, place},
+          {"model.tied_embeddings", true, place}};
 }
 
 const std::string kFromDirectory =
@@ -386,7 +386,7 @@ TEST(ModelDirectory, DisagreementShowsBothSides) {
 TEST(ModelDirectory, DropoutIsTheDirectorysUnlessTheDeckSaysOtherwise) {
   const auto reader = [](const std::string& dir) {
     std::vector<ArchitectureKey> keys = small_llama(dir);
-    for (const char* key : {"dropout_embedding", "dropout_attention"})
+    for (const char* key : {"model.dropout_embedding", "model.dropout_attention"})
       keys.push_back({key, 0.25, dir + "/config.json"});
     return keys;
   };

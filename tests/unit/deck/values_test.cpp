@@ -37,11 +37,19 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
   EXPECT_EQ(of("olmo2").norm_placed, NormPlacement::after);
   EXPECT_EQ(of("gpt_neox").block, BlockForm::parallel);
   EXPECT_EQ(of("gpt_neox").rotary_share, 0.25);
+  EXPECT_EQ(of("gptj").block, BlockForm::parallel_one_norm);
+  EXPECT_EQ(of("gptj").rope_pairs, RopePairs::neighbours);
+  EXPECT_TRUE(of("gptj").head_bias && of("gptj").bias && !of("gptj").attention_bias);
   EXPECT_EQ(of("gemma2").attention_soft_cap, 50);
   EXPECT_EQ(of("gemma2").logit_soft_cap, 30);
   EXPECT_EQ(of("gemma2").global_every, 2);
   EXPECT_EQ(of("gemma3").rope_local_theta, 10000);
   EXPECT_TRUE(of("gemma3").scaled_embeddings && of("gemma3").tied_embeddings);
+  const ModelSection bert =
+      small_deck({"model.family=bert", "task.kind=mlm", "task.mask_token=1"}).deck.model;
+  EXPECT_EQ(bert.attention, AttentionMask::bidirectional);
+  EXPECT_EQ(bert.norm_placed, NormPlacement::sum);
+  EXPECT_TRUE(bert.embedding_norm && bert.bias && bert.tied_embeddings);
   EXPECT_FALSE(llama.model.bias);
   EXPECT_FALSE(llama.model.tied_embeddings);
   EXPECT_EQ(llama.model.ffn_hidden, 96);

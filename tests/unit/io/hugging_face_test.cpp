@@ -97,14 +97,17 @@ TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
 }
 
 /// All models of tests/data/hf.
-constexpr std::array kModels = {"gpt2",          "llama",
-                                "llama_sharded", "llama3",
-                                "mistral",       "qwen2",
-                                "qwen3",         "phi3",
-                                "olmo2",         "gpt_neox",
-                                "gemma2",        "gemma3",
-                                "llama_yarn",    "gpt_neox_sequential",
-                                "qwen2_windows", "qwen3_windows"};
+constexpr std::array kModels = {"gpt2",           "llama",
+                                "llama_sharded",  "llama3",
+                                "mistral",        "qwen2",
+                                "qwen3",          "phi3",
+                                "olmo2",          "gpt_neox",
+                                "gemma2",         "gemma3",
+                                "llama_yarn",     "gpt_neox_sequential",
+                                "qwen2_windows",  "qwen3_windows",
+                                "gptj",           "bert",
+                                "roberta",        "bert_classes",
+                                "roberta_classes"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -116,6 +119,7 @@ TEST(HfExport, KeepsDirectoriesForTheReferenceCheck) {
     io::export_hugging_face({.directory = fs::path(kept) / name,
                              .architecture = model.architecture(),
                              .type = model.stored_dtype(),
+                             .classes = {model.classes().begin(), model.classes().end()},
                              .shard_bytes = name == std::string("llama_sharded") ? 1000 : 1 << 30},
                             source_of(model));
   }
@@ -145,7 +149,7 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   std::map<std::string, io::HfKey> keys;
   for (const io::HfKey& key : model.keys())
     EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
-  EXPECT_EQ(keys.size(), io::kHfFields.size());
+  EXPECT_EQ(keys.size(), io::kHfFields.size() - 3) << "all but those of masked tokens and classes";
   EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);
   EXPECT_EQ(std::get<double>(keys.at("rope_theta").value), 50000.0);
   EXPECT_EQ(std::get<bool>(keys.at("tied_embeddings").value), false);
@@ -192,6 +196,132 @@ TEST(HfModel, DescribesEachFamilyByItsFeatures) {
   EXPECT_EQ(std::tuple(gemma3.rope_theta, gemma3.rope_local_theta, gemma3.rope_scaling,
                        gemma3.rope_factor, gemma3.global_every, gemma3.logit_soft_cap),
             std::tuple(5000.0, 100.0, "linear", 2.0, 2, 0.0));
+}
+
+// What transformers takes where a file says nothing is not what null says.
+TEST(HfModel, MissingSettingsAreTheDefaultsOfTransformersAndNullIsNone) {
+  const auto edited = [](const char* name, const std::function<void(json&)>& change) {
+    const Copy copy(name);
+    copy.edit("config.json", change);
+    return io::read_hf_config(copy.path / "config.json").architecture;
+  };
+  const auto without = [&](const char* name, const std::vector<const char*>& settings) {
+    return edited(name, [&](json& c) {
+      for (const char* setting : settings) c.erase(setting);
+    });
+  };
+  const auto with_null = [&](const char* name, const std::vector<const char*>& settings) {
+    return edited(name, [&](json& c) {
+      for (const char* setting : settings) c[setting] = nullptr;
+    });
+  };
+  EXPECT_EQ(without("mistral", {"sliding_window"}).window, 4096);
+  EXPECT_EQ(with_null("mistral", {"sliding_window"}).window, 0);
+  EXPECT_EQ(edited("mistral",
+                   [](json& c) { c["num_attention_heads"] = 16, c.erase("num_key_value_heads"); })
+                .kv_heads,
+            8);
+  EXPECT_EQ(with_null("mistral", {"num_key_value_heads", "head_dim"}).kv_heads, 4);
+  EXPECT_EQ(without("llama", {"num_key_value_heads"}).kv_heads, 4);
+  EXPECT_EQ(edited("qwen2",
+                   [](json& c) {
+                     c["num_attention_heads"] = 64, c["hidden_size"] = 128;
+                     c.erase("num_key_value_heads");
+                   })
+                .kv_heads,
+            32);
+  EXPECT_EQ(without("qwen2_windows", {"sliding_window"}).window, 4096);
+  EXPECT_EQ(without("phi3", {"sliding_window"}).window, 0);
+  const auto gemma2 = without(
+      "gemma2", {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
+                 "query_pre_attn_scalar", "head_dim", "num_key_value_heads", "layer_types"});
+  EXPECT_EQ(
+      std::tuple(gemma2.window, gemma2.global_every, gemma2.attention_soft_cap,
+                 gemma2.logit_soft_cap, gemma2.query_scalar, gemma2.head_dim, gemma2.kv_heads),
+      std::tuple(4096, 2, 50.0, 30.0, 256, 256, 4));
+  const auto uncapped = with_null("gemma2", {"attn_logit_softcapping", "final_logit_softcapping"});
+  EXPECT_EQ(std::tuple(uncapped.attention_soft_cap, uncapped.logit_soft_cap), std::tuple(0.0, 0.0));
+  const json written = json::parse(io::write_hf_config(uncapped, DType::f32, {}));
+  EXPECT_TRUE(written["attn_logit_softcapping"].is_null() && written.contains("sliding_window"));
+  const auto gemma3 =
+      without("gemma3", {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"});
+  EXPECT_EQ(std::tuple(gemma3.window, gemma3.attention_soft_cap, gemma3.logit_soft_cap),
+            std::tuple(4096, 0.0, 0.0));
+  const auto bert = without("bert", {"layer_norm_eps", "hidden_act", "hidden_dropout_prob",
+                                     "attention_probs_dropout_prob", "mask_token_id"});
+  EXPECT_EQ(std::tuple(bert.norm_eps, bert.activation, bert.dropout_residual,
+                       bert.dropout_attention, bert.mask_token),
+            std::tuple(1e-12, "gelu_erf", 0.1, 0.1, -1));
+}
+
+TEST(HfModel, DescribesEncoders) {
+  const auto bert = io::HfModel::open(data_path("bert")).architecture();
+  EXPECT_EQ(std::tuple(bert.attention, bert.norm_placed, bert.embedding_norm, bert.head_hidden,
+                       bert.head_activation, bert.head_norm, bert.head_bias, bert.task),
+            std::tuple("bidirectional", "sum", true, 8, "gelu_erf", true, true, "mlm"));
+  EXPECT_EQ(std::tuple(bert.context, bert.mask_token), std::tuple(16, 3));
+  const auto roberta = io::HfModel::open(data_path("roberta")).architecture();
+  EXPECT_EQ(std::tuple(roberta.activation, roberta.head_activation, roberta.context),
+            std::tuple("gelu", "gelu_erf", 16))
+      << "of 18 positions two are before the first";
+  auto changed = bert;
+  changed.head_activation = "relu";
+  const auto message =
+      message_of<DataError>([&] { (void)io::write_hf_config(changed, DType::f32, {}); });
+  EXPECT_NE(message.find("model.head_activation = \"relu\", needed: \"gelu_erf\""),
+            std::string::npos)
+      << message;
+  changed = bert, changed.head_hidden = 12;
+  EXPECT_NE(message_of<DataError>([&] {
+              (void)io::write_hf_config(changed, DType::f32, {});
+            }).find("model.head_hidden = 12, needed: 8"),
+            std::string::npos);
+}
+
+TEST(HfModel, NamesClasses) {
+  for (const char* name : {"bert_classes", "roberta_classes"}) {
+    const auto model = io::HfModel::open(data_path(name));
+    const auto& a = model.architecture();
+    EXPECT_EQ(std::tuple(a.task, a.labels, a.pooling, a.head_activation, a.tied_embeddings),
+              std::tuple("classify", 3, "first", "tanh", false));
+    const std::vector<std::string> names(model.classes().begin(), model.classes().end());
+    EXPECT_EQ(names, (std::vector<std::string>{"warm", "cold", "hot"}));
+    const json written = json::parse(io::write_hf_config(a, DType::f32, {}, names));
+    EXPECT_EQ(written["id2label"], (json{{"0", "warm"}, {"1", "cold"}, {"2", "hot"}}));
+    EXPECT_EQ(written["label2id"], (json{{"warm", 0}, {"cold", 1}, {"hot", 2}}));
+  }
+  const Copy copy("bert_classes");
+  copy.edit("config.json", [](json& c) {
+    c["id2label"] = {{"0", "LABEL_0"}, {"1", "LABEL_1"}, {"2", "LABEL_2"}};
+  });
+  EXPECT_TRUE(io::HfModel::open(copy.path).classes().empty()) << "these are no names";
+}
+
+// Positions hold the first type of tokens too, and files keep a place for both.
+TEST(HfModel, TypesOfTokensAreInPositions) {
+  const TemporaryDirectory dir;
+  for (const char* name : {"bert", "roberta"}) {
+    const auto model = io::HfModel::open(data_path(name));
+    io::export_hugging_face({.directory = dir / name, .architecture = model.architecture()},
+                            source_of(model));
+    const io::SafetensorsFile file(dir / name / "model.safetensors");
+    const auto tensor = [&](const char* of) {
+      const auto& entry =
+          file.tensors().find(fmt::format("{}.embeddings.{}.weight", name, of))->second;
+      std::vector<float> values(static_cast<std::size_t>(entry.elements));
+      file.read(entry, 0, values);
+      return values;
+    };
+    const std::size_t types = name == std::string("bert") ? 2 : 1, unused = types == 1 ? 2 : 0;
+    EXPECT_EQ(tensor("token_type_embeddings"), std::vector<float>(types * 8));
+    const auto stored = tensor("position_embeddings");
+    ASSERT_EQ(stored.size(), (unused + 16) * 8);
+    EXPECT_EQ(std::vector<float>(stored.begin(), stored.begin() + std::ptrdiff_t(unused) * 8),
+              std::vector<float>(unused * 8));
+    EXPECT_EQ(bits(std::span(stored).subspan(unused * 8)),
+              bits(read_all(model, model.parameters()[1])));
+    EXPECT_EQ(model.parameters()[1].parameter, "positions.weight");
+  }
 }
 
 // The norms of Gemma are 1 + weight, in f32. What comes back is the weight, but for what 1 + weight
@@ -347,7 +477,9 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
     const char* expected;
   };
   const std::vector<Case> cases = {
-      {"gpt2", "/model_type", "gptj", "$.model_type: \"gptj\" is not supported"},
+      {"gptj", "/rotary_dim", 3, "rotary_dim = 3; allowed: even numbers from 2 to 8"},
+      {"gptj", "/rotary_dim", nullptr, "rotary_dim: null is not supported"},
+      {"gptj", "/rotary", false, "$.rotary: false is not supported; allowed: true"},
       {"gpt2", "/model_type", "gpt_neo", "$.model_type: \"gpt_neo\" is not supported"},
       {"gpt2", "/activation_function", "silu", "allowed: gelu_new, gelu_pytorch_tanh, gelu, relu"},
       {"gpt2", "/rope_theta", 500, "$.rope_theta: rope_theta is not known of a gpt2"},
@@ -373,7 +505,8 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"llama", "/rope_parameters/partial_rotary_factor", 0.5, "0.5 is not supported"},
       {"llama3", "/rope_parameters/low_freq_factor", 2, "2 is not below high_freq_factor = 2"},
       {"llama", "/some_new_setting", true, "some_new_setting is not known of a llama"},
-      {"qwen2_windows", "/sliding_window", nullptr, "\"sliding_window\" is missing"},
+      {"qwen2_windows", "/sliding_window", nullptr,
+       "layer_types names layers with a window, but sliding_window says of none"},
       {"qwen3", "/layer_types/1", "sliding_attention",
        "layer_types names layers with a window, but use_sliding_window is not true"},
       {"llama", "/layer_types", {"full_attention", "sliding_attention"}, "allowed: full_attention"},
@@ -389,6 +522,28 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
        "$.layer_types: is not supported"},
       {"gemma2", "/layer_types/0", "chunked_attention", "\"chunked_attention\" is not supported"},
       {"gemma2", "/final_logit_softcapping", -1, "must be above 0"},
+      {"gemma2", "/head_dim", nullptr,
+       "head_dim: null is not supported; allowed: a value, or no such setting, which means 256"},
+      {"gpt2", "/scale_attn_weights", nullptr, "scale_attn_weights: null is not supported"},
+      {"gpt_neox", "/use_parallel_residual", nullptr,
+       "null is not supported; allowed: true, false"},
+      {"bert", "/position_embedding_type", "relative_key",
+       "$.position_embedding_type: \"relative_key\" is not supported; allowed: \"absolute\""},
+      {"bert", "/hidden_act", "silu",
+       "allowed: gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, relu, tanh"},
+      {"bert", "/is_decoder", true, "$.is_decoder: true is not supported; allowed: false"},
+      {"bert", "/add_cross_attention", true, "$.add_cross_attention: true is not supported"},
+      {"bert", "/tie_word_embeddings", false, "$.tie_word_embeddings: false is not supported"},
+      {"bert", "/architectures/0", "BertForTokenClassification",
+       "$.architectures[0]: the head of a BertForTokenClassification is not supported; allowed: "
+       "BertForMaskedLM, BertForPreTraining, BertModel, BertForSequenceClassification"},
+      {"bert_classes", "/problem_type", "regression",
+       "$.problem_type: \"regression\" is not supported"},
+      {"bert_classes", "/id2label/1", "warm", "two classes have the same name"},
+      {"bert_classes", "/id2label/3", "mild", "classifier.weight has the shape (3, 8)"},
+      {"bert", "/mask_token_id", -3, "$.mask_token_id"},
+      {"roberta", "/pad_token_id", 0, "$.pad_token_id: 0 is not supported; allowed: 1"},
+      {"roberta", "/max_position_embeddings", 2, "$.max_position_embeddings: 2; allowed: 3 to"},
       {"gemma2", "/use_bidirectional_attention", true, "$.use_bidirectional_attention: true"},
       {"gemma3", "/rope_parameters/sliding_attention/rope_type", "linear",
        "of layers with a window"},
@@ -507,7 +662,11 @@ TEST(HfModel, SaysWhereAnElementIsStored) {
         const std::int64_t at = index.size() == 1 ? index[0] : index[0] * entry.shape[1] + index[1];
         float stored = 0;
         file.read(entry, at, {&stored, 1});
-        ASSERT_EQ(parameter.less_one ? 1.0F + stored : stored, values[static_cast<std::size_t>(e)])
+        float added = 0;
+        if (!parameter.added.empty())
+          file.read(file.tensors().find(parameter.added)->second, index[1], {&added, 1});
+        ASSERT_EQ(parameter.less_one ? 1.0F + stored : stored + added,
+                  values[static_cast<std::size_t>(e)])
             << place;
       }
     }
@@ -579,7 +738,7 @@ TEST(HfExport, RefusesWhatTheFamilyCannotExpress) {
             std::string::npos);
   EXPECT_NE(refusal(llama, [](auto& a) { a.window = 4; }).find("model.window = 4, needed: 0"),
             std::string::npos);
-  EXPECT_NE(refusal(llama, [](auto& a) { a.family = "bert"; }).find("model.family"),
+  EXPECT_NE(refusal(llama, [](auto& a) { a.family = "t5"; }).find("model.family"),
             std::string::npos);
 }
 

@@ -162,6 +162,18 @@ TEST(DropoutSites, HaveTheirRates) {
 
 TEST(Gradients, GptNeox) { Differences(gpt_neox_like()).check(); }
 
+TEST(Gradients, GptJ) { Differences(gptj_like()).check(); }
+
+TEST(Gradients, OneNormForBothWithNormsOfOutputsAndDropout) {
+  ModelConfig c = gptj_like();
+  c.norm_placed = NormPlacement::both;
+  c.rotary_dim = 0;
+  c.dropout = model::same_dropout(0.2F);
+  Differences(c).check();
+  c.norm_placed = NormPlacement::after;
+  Differences(c).check();
+}
+
 TEST(Gradients, ParallelBlocksWithNormsOfOutputsAndDropout) {
   ModelConfig c = gpt_neox_like();
   c.norm_placed = NormPlacement::both;

@@ -26,8 +26,8 @@ double log_probability(std::span<const float> logits, std::int32_t token) {
 // cached logits give it, however the sequence is cut. Some 200 roundings along the longest path.
 TEST(Generator, SeesWhatTrainingSees) {
   const auto device = kernels::make_cpu_device({});
-  for (auto config :
-       {gpt2_like(), llama_like(), qwen_like(), olmo2_like(), gpt_neox_like(), gemma2_like()}) {
+  for (auto config : {gpt2_like(), llama_like(), qwen_like(), olmo2_like(), gpt_neox_like(),
+                      gptj_like(), gemma2_like()}) {
     const std::int64_t n = config.context;
     EagerModel training(config, DType::f32, 1, *device, test_values(11));
     const TokenBatch batch = batch_of(config, 3, 1, n);
@@ -64,7 +64,7 @@ TEST(Generator, ClassifiesAsTrainingDoes) {
   for (const std::int64_t n : {config.context, std::int64_t{1}, std::int64_t{5}}) {
     const TokenBatch batch = batch_of(config, 3, 1, n);
     const float loss = training.losses(batch)[0];
-    const auto logits = generator.classify(batch.tokens);
+    const auto logits = generator.whole(batch.tokens);
     ASSERT_EQ(std::ssize(logits), config.head.labels);
     EXPECT_NEAR(-log_probability(logits, batch.targets[0]), loss,
                 200 * 0x1p-24 * std::max(1.0F, loss));

@@ -34,6 +34,9 @@ std::vector<Setting> settings() {
     all.push_back({"qwen", qwen_like(), compute});
     all.push_back({"olmo2", olmo2, compute});
     all.push_back({"gpt_neox", gpt_neox, compute});
+    ModelConfig gptj = gptj_like();
+    gptj.dropout = gpt_neox.dropout;
+    all.push_back({"gptj", gptj, compute});
     all.push_back({"gemma2", gemma2_like(), compute});
     ModelConfig bert = bert_like(), classifier = classifier_like();
     bert.dropout = classifier.dropout = model::same_dropout(0.2F);
