@@ -125,10 +125,6 @@ Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules) {
   check(call);
   Gemm product = gemm(call, call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, rules);
   product.key.write = call.write;
-  if (rules.bias_gradient && call.operands == Operands::stored && call.d_bias &&
-      call.d_y.type != DType::f32 && call.d_weight.type == DType::f32 &&
-      call.d_bias.type == DType::f32)
-    product.key.epilogue = Epilogue::bias_gradient;
   return product;
 }
 

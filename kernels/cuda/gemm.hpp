@@ -17,16 +17,15 @@ enum class MatmulMath : std::uint8_t { same, tf32 };
 /// How a run's products are computed.
 struct ProductRules {
   MatmulMath math = MatmulMath::same;
-  bool gelu = true;           // within the product, where the library can
-  bool bias_gradient = true;  // likewise
+  bool gelu = true;  // within the product, where the library can
 };
 
 /// Whether an operand is used as it is stored, or transposed.
 enum class Turn : std::uint8_t { none, transpose };
 
-/// What happens beside a sum: nothing; D = gelu(sum), and the sum itself to AUX; D = sum times
-/// gelu's slope at what AUX holds; the sums of B's columns are written where a bias would be read.
-enum class Epilogue : std::uint8_t { none, gelu, gelu_slope, bias_gradient };
+/// What happens to a sum before it is written: nothing; D = gelu(sum), and the sum itself to AUX; D
+/// = sum times gelu's slope at what AUX holds.
+enum class Epilogue : std::uint8_t { none, gelu, gelu_slope };
 
 /// D (m, n) = A (m, k) B (k, n), column-major: element (row, column) of a matrix is `row + column
 /// ld` elements behind its first. All that an algorithm's choice may depend on, so a product with
@@ -79,8 +78,7 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call);
 ///     preactivation begins on kOperandAlignment, which it asks for; elsewhere it has no epilogue,
 ///     and gelu is an operation of its own
 ///   adds a bias unless it is of fp8 operands to f32, which cuBLASLt does not do
-///   sums LinearBackwardWeight's bias gradient of 16-bit operands into f32 where the rules say so;
-///     elsewhere it leaves it out.
+///   leaves out LinearBackwardWeight's bias gradient.
 /// Throws InternalError for arguments that break the operation's contract.
 Gemm gemm_of(const Linear& call, const ProductRules& rules);
 Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules);
@@ -105,6 +103,5 @@ template <>
 struct tessera::EnumWords<tessera::kernels::cuda::Epilogue> {
   using enum kernels::cuda::Epilogue;
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{gelu, "gelu"},
-                                       std::pair{gelu_slope, "gelu_slope"},
-                                       std::pair{bias_gradient, "bias_gradient"}};
+                                       std::pair{gelu_slope, "gelu_slope"}};
 };

@@ -14,7 +14,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 /// The bias as the library takes it: of the result's type, on its alignment. Another is copied.
-std::byte* prepared_bias(const Linear& a, const Context& context) {
+const std::byte* prepared_bias(const Linear& a, const Context& context) {
   const auto address = reinterpret_cast<std::uintptr_t>(a.bias.data);
   if (a.bias.type == a.y.type && address % kOperandAlignment == 0) return a.bias.data;
   const View copy(after_workspace(a.scratch) + fp8_bytes(a), a.y.type, {a.bias.elements()});
@@ -46,7 +46,7 @@ void sum_rows(const LinearBackwardWeight& a, const Context& context) {
 }
 
 template <typename Call>
-void multiply(const Call& a, const Gemm& product, std::byte* bias, const Context& context) {
+void multiply(const Call& a, const Gemm& product, const std::byte* bias, const Context& context) {
   if (a.operands == Operands::fp8) {
     for (const Fp8Operand& operand : fp8_operands(a)) convert_to_fp8(operand, a.kName, context);
   }
@@ -75,20 +75,8 @@ void run(const LinearBackwardInput& a, const Context& context) {
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {
-  const Gemm product = context.matmul.product_for(a, context.rules);
-  if (product.key.epilogue != Epilogue::bias_gradient) {
-    multiply(a, product, nullptr, context);
-    if (a.d_bias) sum_rows(a, context);
-    return;
-  }
-  // The library overwrites, on its alignment.
-  const bool in_place = a.write == Write::overwrite &&
-                        reinterpret_cast<std::uintptr_t>(a.d_bias.data) % kOperandAlignment == 0;
-  const View sums = in_place ? a.d_bias
-                             : View(after_workspace(a.scratch) + fp8_bytes(a), a.d_bias.type,
-                                    {a.d_bias.elements()});
-  multiply(a, product, sums.data, context);
-  if (!in_place) run(Convert{.x = sums, .out = a.d_bias, .write = a.write}, context);
+  multiply(a, context.matmul.product_for(a, context.rules), nullptr, context);
+  if (a.d_bias) sum_rows(a, context);
 }
 
 }  // namespace tessera::kernels::cuda

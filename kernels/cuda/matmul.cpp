@@ -64,16 +64,8 @@ cublasLtEpilogue_t epilogue_of(const GemmKey& key) {
     case Epilogue::gelu:
       return key.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     case Epilogue::gelu_slope: return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::bias_gradient: return CUBLASLT_EPILOGUE_BGRADB;
   }
   return CUBLASLT_EPILOGUE_DEFAULT;
-}
-/// Elements that are read or written where a bias is; 0 without.
-std::int64_t bias_elements(const GemmKey& key) {
-  return key.epilogue == Epilogue::bias_gradient ? key.n : key.bias ? key.m : 0;
-}
-bool has_aux(const GemmKey& key) {
-  return key.epilogue == Epilogue::gelu || key.epilogue == Epilogue::gelu_slope;
 }
 std::int64_t rows_of(Turn turn, std::int64_t rows, std::int64_t columns) {
   return turn == Turn::none ? rows : columns;
@@ -92,7 +84,7 @@ struct TimingPlaces {
         d(b + bytes_of(key.b == Turn::none ? key.n : key.k, key.ldb, key.type_b)),
         aux(d + bytes_of(key.n, key.ldd, key.result)),
         bias(aux + bytes_of(key.n, key.ld_aux, key.result)),
-        scale(bias + bytes_of(1, bias_elements(key), key.result)),
+        scale(bias + (key.bias ? bytes_of(1, key.m, key.result) : 0)),
         workspace(scale + (has_scales(key) ? bytes_of(1, 1, DType::f32) : 0)),
         end(workspace + kMatmulWorkspace) {}
 };
@@ -177,12 +169,12 @@ struct Matmul::Library {
     set(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, operation_of(key.b));
     set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
     // Proposals may depend on whether there is an address, and on its alignment.
-    if (bias_elements(key) > 0) {
+    if (key.bias) {
       set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(key.result));
       set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
           reinterpret_cast<const void*>(kOperandAlignment));
     }
-    if (has_aux(key)) {
+    if (key.epilogue != Epilogue::none) {
       set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.ld_aux);
       set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
           reinterpret_cast<const void*>(key.align_aux));
@@ -260,7 +252,7 @@ struct Matmul::Library {
                                const Gemm& at, const std::byte* bias, std::byte* workspace) const {
     const float one = 1, zero = 0;
     const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(bytes);
-    if (bias_elements(key) > 0) set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (key.bias) set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (has_scales(key)) set_scales(p, at.scale_a, at.scale_b);
     if (at.aux != nullptr) set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux);
     return lt.cublasLtMatmul(handle, p.operation, &one, at.a, p.a, at.b, p.b,
@@ -281,7 +273,7 @@ struct Matmul::Library {
                   .a = memory,
                   .b = memory + places.b,
                   .d = memory + places.d,
-                  .aux = has_aux(key) ? memory + places.aux : nullptr,
+                  .aux = key.epilogue == Epilogue::none ? nullptr : memory + places.aux,
                   .scale_a = memory + places.scale,
                   .scale_b = memory + places.scale};
     const auto queue_one = [&](const Algorithm& algorithm) {
@@ -321,7 +313,7 @@ struct Matmul::Library {
 Matmul::Matmul(const Queue& queue) : library_(std::make_unique<Library>(queue)) {}
 Matmul::~Matmul() = default;
 
-void Matmul::run(const Gemm& product, std::byte* bias, const View& workspace) {
+void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   Library::Product& p = library_->product(product.key);
   if (!p.algorithm) p.algorithm = library_->first(product.key, p);
   if (!p.algorithm) {

@@ -40,10 +40,9 @@ class Matmul {
   const Refusals& refused() const { return refused_; }
 
   /// Queues the product. `bias` (m) is of the result's type and on kOperandAlignment, absent where
-  /// the key has none; of Epilogue::bias_gradient (n), and written. `workspace` has
-  /// kMatmulWorkspace bytes from a kWorkspaceAlignment on. A product whose algorithm was neither
-  /// chosen nor adopted takes the library's first proposal.
-  void run(const Gemm& product, std::byte* bias, const View& workspace);
+  /// the key has none; `workspace` has kMatmulWorkspace bytes from a kWorkspaceAlignment on. A
+  /// product whose algorithm was neither chosen nor adopted takes the library's first proposal.
+  void run(const Gemm& product, const std::byte* bias, const View& workspace);
 
   /// Bytes of memory that timing these products takes.
   static std::int64_t timing_bytes(std::span<const GemmKey> keys);

@@ -16,13 +16,13 @@ using Refusals = std::set<GemmKey>;
 /// A product of operands alone: nothing can be left out of it.
 inline bool is_plain(const GemmKey& key) { return key.epilogue == Epilogue::none && !key.bias; }
 
-/// The product of an operation: as the rules say, without an epilogue where that is refused,
-/// without the bias where that is too.
+/// The product of an operation: as the rules say, without gelu where that is refused, without the
+/// bias where that is too.
 template <typename Call>
 Gemm gemm_of(const Call& call, ProductRules rules, const Refusals& refused) {
   Gemm product = gemm_of(call, rules);
   if (product.key.epilogue != Epilogue::none && refused.contains(product.key)) {
-    rules.gelu = rules.bias_gradient = false;
+    rules.gelu = false;
     product = gemm_of(call, rules);
   }
   if (refused.contains(product.key)) product.key.bias = false;

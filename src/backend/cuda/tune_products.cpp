@@ -103,19 +103,15 @@ void tune_products(Matmul& matmul, std::span<const kernels::KernelCall> calls,
     if (refused.empty()) return;
     control.together([&] { matmul.refuse(refused); });
     if (control.rank() != 0) continue;
-    using kernels::cuda::Epilogue;
-    const auto say = [&](const char* what, auto&& is) {
-      const auto count = std::ranges::count_if(refused, is);
+    const auto activated = std::ranges::count_if(
+        refused, [](const GemmKey& key) { return key.epilogue != kernels::cuda::Epilogue::none; });
+    const auto say = [&](std::int64_t count, const char* what) {
       if (count == 0) return;
       tuning.say(fmt::format("cuBLASLt refuses {} within {} matrix products: own kernels do it",
                              what, count));
     };
-    say("gelu", [](const GemmKey& key) {
-      return key.epilogue == Epilogue::gelu || key.epilogue == Epilogue::gelu_slope;
-    });
-    say("the bias gradient",
-        [](const GemmKey& key) { return key.epilogue == Epilogue::bias_gradient; });
-    say("the bias", [](const GemmKey& key) { return key.epilogue == Epilogue::none; });
+    say(activated, "gelu");
+    say(std::ssize(refused) - activated, "the bias");
   }
 }
 

@@ -71,17 +71,8 @@ float element(const std::byte* matrix, std::int64_t row, std::int64_t column, st
 }
 
 template <typename A, typename B, typename To>
-void multiply(const Gemm& product, std::byte* bias) {
+void multiply(const Gemm& product, const std::byte* bias) {
   const GemmKey& key = product.key;
-  if (key.epilogue == Epilogue::bias_gradient) {
-    for (std::int64_t column = 0; column < key.n; ++column) {
-      float sum = 0;
-      for (std::int64_t k = 0; k < key.k; ++k)
-        sum += key.b == Turn::none ? element<B>(product.b, k, column, key.ldb)
-                                   : element<B>(product.b, column, k, key.ldb);
-      reinterpret_cast<To*>(bias)[column] = To(sum);
-    }
-  }
   const bool scaled = size_of(key.type_a) == 1;
   const float scale =
       scaled ? element<float>(product.scale_a, 0, 0, 0) * element<float>(product.scale_b, 0, 0, 0)
@@ -176,7 +167,7 @@ std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const 
 AlgorithmTable Matmul::table() const { return library_->table; }
 GemmMachine Matmul::machine() const { return library_->table.machine; }
 
-void Matmul::run(const Gemm& product, std::byte* bias, const View& workspace) {
+void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   const GemmKey& key = product.key;
   TESSERA_CHECK(!refuses(key), "a product that is refused: {}", text_of(key));
   TESSERA_CHECK(
@@ -184,10 +175,10 @@ void Matmul::run(const Gemm& product, std::byte* bias, const View& workspace) {
       "{} bytes of workspace", workspace.span_bytes());
   TESSERA_CHECK(aligned(product.a, key.align_a) && aligned(product.b, key.align_b) &&
                     aligned(product.d, key.align_d) && aligned(bias, kOperandAlignment) &&
-                    (key.bias || key.epilogue == Epilogue::bias_gradient) == (bias != nullptr),
+                    key.bias == (bias != nullptr),
                 "operands on {}, {} and {} bytes", key.align_a, key.align_b, key.align_d);
-  const bool gelu = key.epilogue == Epilogue::gelu || key.epilogue == Epilogue::gelu_slope;
-  TESSERA_CHECK(gelu == (product.aux != nullptr), "a matrix beside the result");
+  TESSERA_CHECK((key.epilogue == Epilogue::none) == (product.aux == nullptr),
+                "a matrix beside the result");
   if (product.aux != nullptr) check_gelu(product);
   if (size_of(key.type_a) == 1) check_fp8(product);
   const auto code = emulator::queue_work(library_->queue.stream, [product, bias] {

@@ -1,7 +1,6 @@
 #include "kernels/cuda/gemm.hpp"
 
 #include "kernels/cuda/algorithm_table.hpp"
-#include "kernels/cuda/refusals.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "tests/unit/kernels/support.hpp"
 
@@ -91,26 +90,6 @@ TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
       EXPECT_EQ(up.aux, nullptr);
       EXPECT_EQ(up.d, before.view().data);
     }
-  }
-}
-
-TEST(Gemm, BiasGradientsAreSummedIntoF32Alone) {
-  for (const auto& [type, to] : {std::pair{DType::bf16, DType::f32},
-                                 {DType::f16, DType::f32},
-                                 {DType::bf16, DType::bf16},
-                                 {DType::f32, DType::f32}}) {
-    const Tensor y(type, {6, 40}), x(type, {6, 16}), w(to, {40, 16}), bias(to, {40});
-    LinearBackwardWeight gradient{
-        .d_y = y.view(), .x = x.view(), .d_weight = w.view(), .d_bias = bias.view()};
-    const bool summed = type != DType::f32 && to == DType::f32;
-    const GemmKey key = gemm_of(gradient, ProductRules{}).key;
-    EXPECT_EQ(key.epilogue, summed ? Epilogue::bias_gradient : Epilogue::none);
-    EXPECT_FALSE(key.bias);
-    const GemmKey apart = gemm_of(gradient, ProductRules{.bias_gradient = false}).key;
-    EXPECT_EQ(apart.epilogue, Epilogue::none);
-    EXPECT_EQ(gemm_of(gradient, ProductRules{}, Refusals{key}).key, apart);
-    gradient.d_bias = {};
-    EXPECT_EQ(gemm_of(gradient, ProductRules{}).key, apart);
   }
 }
 
@@ -360,10 +339,9 @@ TEST(AlgorithmTable, NamesWhatIsWrongInALine) {
       "run/algorithms.txt:5: 12 is no power of two up to 16; remove the file to choose again");
   EXPECT_EQ(with(" t n ", " t x "),
             "run/algorithms.txt:6: 'x' is none of n|t; remove the file to choose again");
-  EXPECT_EQ(
-      with(" gelu 3080", " silu 3080"),
-      "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope|bias_gradient; remove the "
-      "file to choose again");
+  EXPECT_EQ(with(" gelu 3080", " silu 3080"),
+            "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope; remove the file to "
+            "choose again");
   EXPECT_EQ(with("\nbf16", "\nf64"),
             "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16|e4m3|e5m2; remove the file to "
             "choose again");
