@@ -2,6 +2,8 @@
 // which elements, and so the shape of a sum over a row, depends on the row's length alone.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/vec.cuh"
 
@@ -25,7 +27,7 @@ __device__ __forceinline__ T warp_max(T x) {
   return x;
 }
 
-/// A team of 32 threads (several to a block), or of all threads of a block: 64, 128, 256 or 512.
+/// A team of 32 threads (several to a block), or of all threads of a block, which are whole warps.
 struct Team {
   static constexpr int kMostThreads = 512, kMostWarps = kMostThreads / 32;
   static constexpr int kWarpsABlock = 4;  // that are a team each
@@ -35,7 +37,7 @@ struct Team {
   TESSERA_INLINE constexpr int block() const { return threads * per_block(); }
 
   __device__ __forceinline__ int lane() const {
-    return static_cast<int>(threadIdx.x) & (threads - 1);
+    return static_cast<int>(threads == 32 ? threadIdx.x % 32 : threadIdx.x);
   }
   __device__ __forceinline__ int index() const {
     return threads == 32 ? static_cast<int>(threadIdx.x) / 32 : 0;
@@ -99,9 +101,10 @@ struct Team {
 template <int V, int kMost, int kMore = kMost, typename F>
 void with_team(std::int64_t columns, F&& f) {
   const std::int64_t runs = (columns + V - 1) / V;
-  for (const int threads : {32, 128, 256, Team::kMostThreads}) {
-    if (runs <= threads * kMost) return f.template operator()<kMost>(Team{threads});
-  }
+  const std::int64_t warps = (runs + 32 * kMost - 1) / (32 * kMost);
+  if (warps <= Team::kMostWarps)
+    return f.template operator()<kMost>(
+        Team{static_cast<int>(std::max<std::int64_t>(1, warps)) * 32});
   if (kMore > kMost && runs <= Team::kMostThreads * kMore) {
     f.template operator()<kMore>(Team{Team::kMostThreads});
   } else {
