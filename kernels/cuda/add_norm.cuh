@@ -64,7 +64,8 @@ struct AddNormRow {
 /// A team goes over every so many rows. With kRuns > 0 a row stays in registers, and the next is on
 /// its way while one is computed; with 0 it is read again.
 template <typename T, int kRuns>
-__global__ void __launch_bounds__(Team::kMostThreads) add_norm_kernel(AddNormRows<T> a) {
+__global__ void __launch_bounds__(Team::kMostThreads, kRuns == 1 && sizeof(T) == 4 ? 2 : 0)
+    add_norm_kernel(AddNormRows<T> a) {
   constexpr int V = kRun<T>, kKept = kRuns > 0 ? kRuns : 1;
   __shared__ float partial[2][2][Team::kMostWarps];  // of rows in turn
   const Team& team = a.team;
