@@ -293,7 +293,7 @@ __device__ __forceinline__ void add_in_memory(const NormBackwardRows<T>& a,
 template <typename T, int kRuns>
 __global__ void __launch_bounds__(Team::kMostThreads, kRuns > kRunsAhead ? 1 : 2)
     norm_backward_kernel(NormBackwardRows<T> a) {
-  __shared__ alignas(8) float partial[2][2 * Team::kMostWarps];  // of rows in turn
+  alignas(8) __shared__ float partial[2][2 * Team::kMostWarps];  // of rows in turn
   const std::int64_t chunk = blockIdx.x / a.heads;
   const NormBackwardPart part{
       .group = chunk / a.chunks,
