@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(Team::kMostThreads, kRuns == 1 && sizeof(T) ==
       if (r + teams < a.rows) next.read(a, first, r + teams);
     }
     const T* again = (pending ? addition.sum[r] : addition.resid[r]) + first;
-    float x[kKept][V], total = 0;
+    float x[kKept][V] = {}, total = 0;
     team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
       if (kRuns > 0) {
         row.resid[k].unpack(x[k]);

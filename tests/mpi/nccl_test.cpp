@@ -348,7 +348,7 @@ class NcclPipelines : public NcclGroups {
     const MeshPlace place = nccl ? mesh.place_of(session().rank()) : MeshPlace{};
     PlanRun run(in, *device_, plan::make_plan(in, shape, place),
                 nccl ? groups_of(in) : train::self_groups(), std::make_unique<memory::HostTier>(),
-                std::make_unique<InTurn>());
+                std::make_unique<memory::HostTier>(), std::make_unique<InTurn>());
     run.state().set_parameters(test_values(11));
     std::vector<double> all;
     for (int step = 0; step < 2; ++step)

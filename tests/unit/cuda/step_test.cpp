@@ -143,6 +143,8 @@ TEST(CudaStep, TrainsAsTheCpuDoesWhereProductsAreRefused) {
 // the back ends' attention rounds elsewhere; where that is a tensor's largest magnitude, all its
 // numbers are rounded anew, each by up to that much. So a unit's gradients part by less than two
 // such roundings of all of them; lost, turned or of the other sign they part by their norm or more.
+// A GPU's tensor cores add such products with some 14 bits (DeepSeek-V3, section 3.3), so that in
+// f32 too numbers move to other codes in the first products, and with them most sums behind.
 TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
   if (const auto why = why_no_fp8()) GTEST_SKIP() << *why;
   for (const DType compute : {DType::f32, DType::bf16}) {
@@ -184,7 +186,11 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
       units += fmt::format("unit {}: norm {:.4g} for {:.4g}, {:.3g} of it apart\n", u,
                            std::sqrt(got_squares), std::sqrt(squares), std::sqrt(apart / squares));
     }
+#ifdef TESSERA_REAL_CUDA
+    const double share = 0x1p-4;
+#else
     const double share = compute == DType::f32 ? 0x1p-6 : 0x1p-4;
+#endif
     EXPECT_NEAR(shown[1].loss, shown[0].loss, share * shown[0].loss);
     EXPECT_NEAR(shown[1].norm, shown[0].norm, share * shown[0].norm) << units;
   }
