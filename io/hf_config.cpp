@@ -643,8 +643,13 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
                  {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
   if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
   for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
-  for (const HfDropoutRow& row : family->dropouts)
-    config[std::string(row.setting)] = value_of(a, row.key);
+  for (const HfDropoutRow& row : family->dropouts) {
+    const json value = value_of(a, row.key);
+    const std::string setting(row.setting);
+    if (config.contains(setting) && config[setting] != value)
+      cannot_export(a, row.key, value, config[setting]);
+    config[setting] = value;
+  }
   for (const HfOptionalRow& row : family->optional) {
     if (const json value = value_of(a, row.key); value >= 0)
       config[std::string(row.setting)] = value;

@@ -151,8 +151,9 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
   if (const auto end = tokenizer.end_of_text()) {
     config["bos_token"] = config["eos_token"] = tokenizer.name_of(*end);
   }
-  if (architecture.mask_token >= 0) {
-    config["mask_token"] = tokenizer.name_of(static_cast<std::int32_t>(architecture.mask_token));
+  if (const auto mask = static_cast<std::int32_t>(architecture.mask_token);
+      mask >= 0 && !tokenizer.name_of(mask).empty()) {
+    config["mask_token"] = tokenizer.name_of(mask);
   }
   write_text(directory / "tokenizer.json", tokenizer.json());
   write_text(directory / "tokenizer_config.json", config.dump(2) + "\n");

@@ -189,8 +189,9 @@ void HfModel::match(const fs::path& directory) {
 
 std::string HfModel::left_out(std::string_view directory) const {
   if (other_heads_.empty()) return "";
-  return printable(fmt::format("note: of {}, {} are left out: no part of a {} for masked tokens",
-                               directory, fmt::join(other_heads_, ", "), architecture().family));
+  return printable(
+      fmt::format("note: of {}, {} are left out: what is read of a {} has no use for them",
+                  directory, fmt::join(other_heads_, ", "), architecture().family));
 }
 
 DType HfModel::stored_dtype() const { return *source_of(kEmbedding).entry->type; }

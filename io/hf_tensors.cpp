@@ -184,8 +184,10 @@ Names bert_names() {
 /// Such an encoder with a head that says a text's class from its first token: a dense layer and the
 /// output matrix, with biases. Their names begin so.
 Names classifier_names(Names names, std::string_view dense_w, std::string_view dense_b,
-                       std::string_view output_w, std::string_view output_b) {
+                       std::string_view output_w, std::string_view output_b,
+                       std::vector<std::string_view> others = {}) {
   names.output = output_w;
+  names.others = std::move(others);
   names.outputs = labels;
   names.head = {{"head_dense.weight", dense_w, hidden, hidden},
                 {"head_dense.bias", dense_b, hidden},
@@ -266,7 +268,7 @@ const Names& names_of(const A& a) {
       {{"roberta", "classify"},
        classifier_names(bert_like("roberta.", 2, 1), "classifier.dense.weight",
                         "classifier.dense.bias", "classifier.out_proj.weight",
-                        "classifier.out_proj.bias")},
+                        "classifier.out_proj.bias", {"roberta.pooler."})},
       {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
       {{"qwen3", "lm"}, llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
       {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},

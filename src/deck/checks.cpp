@@ -126,7 +126,8 @@ class Checker {
           "model.window");
     needs("model.rope_local_theta", set("model.rope_local_theta") && m.rope_local_theta > 0,
           m.window > 0 && rope, "model.window and model.position = \"rope\"");
-    needs("model.attention_bias", !m.attention_bias, m.bias, "model.bias = true");
+    needs("model.attention_bias", set("model.attention_bias") && !m.attention_bias, m.bias,
+          "model.bias = true");
     needs("model.qkv_bias", set("model.qkv_bias") && m.qkv_bias, !m.bias, "model.bias = false");
     if (usable({"model.scaled_embeddings", "model.position"}) && m.scaled_embeddings &&
         m.position == PositionKind::learned) {

@@ -148,6 +148,12 @@ ExitCode run(ClassifyOptions& o) {
   train::Generator generator(setup::model_config(source.model, source.task), *backend.device,
                              *backend.device_tier, tell_progress(source, *progress));
   progress.reset();
+  if (source.is_hugging_face && !o.rules.special_tokens) {
+    tell(
+        "note: models of Hugging Face directories were trained with their tokenizer's special "
+        "tokens "
+        "around a text: --special-tokens puts them there\n");
+  }
   Classifier classifier(o, source, generator, tokenizer);
   io::read_part(
       o.inputs, {}, o.rules, [](std::int64_t, std::int64_t) {},

@@ -76,7 +76,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
             .parameters = checked(read, finite_as, place_of),
             .tokenizer = data::tokenizer_of_directory(path),
             .labels = data::labels_of_directory(*model),
-            .left_out = model->left_out(path.string())};
+            .left_out = model->left_out(path.string()),
+            .is_hugging_face = true};
   }
   const auto found = find_checkpoint(path);
   if (!found && !fs::exists(path)) {
@@ -109,7 +110,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
           .parameters = checked(read, finite_as, place_of),
           .tokenizer = data::tokenizer_of_checkpoint(found->path),
           .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
-          .left_out = {}};
+          .left_out = {},
+          .is_hugging_face = false};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {

@@ -25,6 +25,7 @@ struct ModelSource {
   std::optional<std::filesystem::path> tokenizer;  // its tokenizer.json, where it has one
   std::optional<io::LabelNames> labels;            // and the names of its classes
   std::string left_out;                            // what of it was not read, for people
+  bool is_hugging_face = false;                    // directory; else a checkpoint
 };
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face

@@ -322,6 +322,16 @@ class Encoders(WeightsTest):
             "task.mask_token is missing", "and its config.json no \"mask_token_id\": give one of them"])
         self.train(1, self.starting_from("told", out, batch__sequence=8, task__mask_token=mask))
 
+    def test_what_a_classifier_does_not_read(self):
+        pooled = self.copy_of("roberta_classes", "pooled")
+        self.add_tensors(pooled, lambda name: name, {"roberta.pooler.dense.weight": [8, 8]})
+        for model, run in ((pooled, "then"), (SOURCE / "tests/data/hf/roberta_classes", "now")):
+            says = f"note: of {pooled}, roberta.pooler.dense.weight are left out"
+            self.job("import", model, "--to", self.dir / run, says=[says] if run == "then" else [])
+            self.job("export", self.dir / run, "--to", self.dir / f"{run}_out", "--no-proof")
+        self.assertEqual(*((self.dir / f"{run}_out" / "model.safetensors").read_bytes()
+                           for run in ("then", "now")))
+
     def test_classes(self):
         """Their names go with the model, and other data does not."""
         source, run = SOURCE / "tests/data/hf/bert_classes", self.dir / "bert_classes"
