@@ -584,6 +584,14 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
   config[setting] = value;
 }
 
+void write_dropout(json& config, const HfArchitecture& a, const HfDropoutRow& row) {
+  const json value = value_of(a, row.key);
+  const std::string setting(row.setting);
+  if (config.contains(setting) && config[setting] != value)
+    cannot_export(a, row.key, value, config[setting]);
+  config[setting] = value;
+}
+
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
   std::set<std::string_view> written{
@@ -643,13 +651,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
                  {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
   if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
   for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
-  for (const HfDropoutRow& row : family->dropouts) {
-    const json value = value_of(a, row.key);
-    const std::string setting(row.setting);
-    if (config.contains(setting) && config[setting] != value)
-      cannot_export(a, row.key, value, config[setting]);
-    config[setting] = value;
-  }
+  for (const HfDropoutRow& row : family->dropouts) write_dropout(config, a, row);
   for (const HfOptionalRow& row : family->optional) {
     if (const json value = value_of(a, row.key); value >= 0)
       config[std::string(row.setting)] = value;

@@ -140,11 +140,13 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
         fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
                     source.name));
   }
-  const bool bytes = given == "bytes" || (given.empty() && !own);
-  io::Tokenizer tokenizer = bytes           ? io::Tokenizer::bytes()
-                            : given.empty() ? *std::move(own)
-                                            : io::open_kept_tokenizer(given);
-  if (own && !given.empty() && !accept_other) {
+  if (given.empty() && own) {
+    check_tokenizer(*own, source);
+    return *std::move(own);
+  }
+  io::Tokenizer tokenizer =
+      given.empty() || given == "bytes" ? io::Tokenizer::bytes() : io::open_kept_tokenizer(given);
+  if (own && !accept_other) {
     if (const std::string difference = own->difference(tokenizer); !difference.empty()) {
       throw DataError(fmt::format(
           "{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. "
