@@ -56,18 +56,23 @@ const std::vector<HfWordRow> kSilu = {{"silu", "swiglu"}};
 const std::vector<HfWordRow> kGeluGated = {{"gelu_pytorch_tanh", "geglu"}};
 constexpr HfRotary kRotary{};
 
+/// What GPT-2 and GPT-J call sizes; `tied`: what they mean where they do not say.
+std::vector<HfNumberRow> gpt2_numbers(bool tied) {
+  return {{"layers", "n_layer"},
+          {"heads", "n_head"},
+          {"hidden", "n_embd"},
+          {"ffn_hidden", "n_inner", 0, 0},  // 0: four times hidden
+          {"vocab", "vocab_size"},
+          {"context", "n_positions"},
+          {"norm_eps", "layer_norm_epsilon", 1e-5},
+          {"tied_embeddings", "tie_word_embeddings", tied}};
+}
+
 HfFamily gpt2() {
   return {.family = "gpt2",
           .model_type = "gpt2",
           .model_class = "GPT2LMHeadModel",
-          .numbers = {{"layers", "n_layer"},
-                      {"heads", "n_head"},
-                      {"hidden", "n_embd"},
-                      {"ffn_hidden", "n_inner", 0, 0},  // 0: four times hidden
-                      {"vocab", "vocab_size"},
-                      {"context", "n_positions"},
-                      {"norm_eps", "layer_norm_epsilon", 1e-5},
-                      {"tied_embeddings", "tie_word_embeddings", true}},
+          .numbers = gpt2_numbers(true),
           .fixed = joined(kAnyFamily, {{"scale_attn_weights", true},
                                        {"scale_attn_by_inverse_layer_idx", false},
                                        {"add_cross_attention", false}}),
@@ -212,14 +217,7 @@ HfFamily gptj() {
   return {.family = "gptj",
           .model_type = "gptj",
           .model_class = "GPTJForCausalLM",
-          .numbers = {{"layers", "n_layer"},
-                      {"heads", "n_head"},
-                      {"hidden", "n_embd"},
-                      {"ffn_hidden", "n_inner", 0, 0},  // 0: four times hidden
-                      {"vocab", "vocab_size"},
-                      {"context", "n_positions"},
-                      {"norm_eps", "layer_norm_epsilon", 1e-5},
-                      {"tied_embeddings", "tie_word_embeddings", false}},
+          .numbers = gpt2_numbers(false),
           .fixed = joined(kAnyFamily, {{"rotary", true}, {"scale_attn_weights", true}}),
           .implied = {{"norm", "layernorm"},
                       {"position", "rope"},

@@ -52,6 +52,19 @@ struct FamilyRow {
   double attention_soft_cap = 0, logit_soft_cap = 0;
 };
 
+/// RoBERTa has BERT's blocks.
+constexpr FamilyRow of_bert(Family family) {
+  return {.family = family,
+          .norm = NormKind::layernorm,
+          .norm_placed = NormPlacement::sum,
+          .attention = AttentionMask::bidirectional,
+          .position = PositionKind::learned,
+          .activation = ActivationKind::gelu_erf,
+          .bias = true,
+          .tied = true,
+          .embedding_norm = true};
+}
+
 // Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023; Yang et al. 2024 and 2025; Abdin et
 // al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025; Wang
 // and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019.
@@ -103,24 +116,8 @@ constexpr FamilyRow kFamilies[] = {
      .rope_pairs = RopePairs::neighbours,
      .attention_bias = false,
      .head_bias = true},
-    {.family = Family::bert,
-     .norm = NormKind::layernorm,
-     .norm_placed = NormPlacement::sum,
-     .attention = AttentionMask::bidirectional,
-     .position = PositionKind::learned,
-     .activation = ActivationKind::gelu_erf,
-     .bias = true,
-     .tied = true,
-     .embedding_norm = true},
-    {.family = Family::roberta,
-     .norm = NormKind::layernorm,
-     .norm_placed = NormPlacement::sum,
-     .attention = AttentionMask::bidirectional,
-     .position = PositionKind::learned,
-     .activation = ActivationKind::gelu_erf,
-     .bias = true,
-     .tied = true,
-     .embedding_norm = true},
+    of_bert(Family::bert),
+    of_bert(Family::roberta),
 };
 
 /// An absent value: the optimizer does not use the key.

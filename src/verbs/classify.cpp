@@ -151,8 +151,7 @@ ExitCode run(ClassifyOptions& o) {
   if (source.is_hugging_face && !o.rules.special_tokens) {
     tell(
         "note: models of Hugging Face directories were trained with their tokenizer's special "
-        "tokens "
-        "around a text: --special-tokens puts them there\n");
+        "tokens around a text: --special-tokens puts them there\n");
   }
   Classifier classifier(o, source, generator, tokenizer);
   io::read_part(
