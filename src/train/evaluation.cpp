@@ -60,7 +60,7 @@ TextBytes validation_bytes(const deck::Deck& deck, const comm::Control& control)
   const std::string packed = control.broadcast(
       std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size() * sizeof(bytes[0])));
   bytes.resize(packed.size() / sizeof(bytes[0]));
-  std::memcpy(bytes.data(), packed.data(), packed.size());
+  if (!bytes.empty()) std::memcpy(bytes.data(), packed.data(), packed.size());
   return bytes;
 }
 
