@@ -5,7 +5,16 @@
 
 #include <cstdio>
 
+#include "support/cuda_test_device.hpp"
+
 constexpr int kSkipped = 77;
+
+namespace tessera::test {
+
+Gpu gpu() { return Gpu::real; }
+void set_schedule(std::uint64_t) {}
+
+}  // namespace tessera::test
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);

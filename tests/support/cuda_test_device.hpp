@@ -2,6 +2,7 @@
 // real one.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,14 @@
 #include "kernels/api/device.hpp"
 
 namespace tessera::test {
+
+/// The GPU of this program. Without one, as under a sanitizer for threads, nothing else here may be
+/// called.
+enum class Gpu { none, emulated, real };
+Gpu gpu();
+
+/// Has an emulated GPU run its threads in another order. A real one has its own.
+void set_schedule(std::uint64_t seed);
 
 /// A device whose calls take views of host memory. Each call's views are copied to device memory,
 /// with the alignment that they have, and back; views that overlap still do there. Throws

@@ -28,29 +28,24 @@ struct ScoreRounding {
   double of(double x) const { return relative * std::abs(x) + absolute; }
 };
 
-// Only cuDNN has several orders.
-#ifdef TESSERA_REAL_CUDA
-inline constexpr bool kRealGpu = true;
-inline const std::vector<SumOrder> kOrders = {SumOrder::fixed, SumOrder::any};
-#else
-inline constexpr bool kRealGpu = false;
-inline const std::vector<SumOrder> kOrders = {SumOrder::fixed};
-#endif
+/// Only cuDNN has several.
+inline std::vector<SumOrder> orders() {
+  return gpu() == Gpu::real ? std::vector{SumOrder::fixed, SumOrder::any}
+                            : std::vector{SumOrder::fixed};
+}
 
 inline void for_attention_devices(
     const std::function<void(Device&, DType, const ScoreRounding&)>& f) {
-#ifndef TESSERA_REAL_CUDA
-  for_cpu_devices_and_types([&](Device& device, DType type) { f(device, type, {}); });
-#endif
-#if defined(TESSERA_EMULATED_CUDA) || defined(TESSERA_REAL_CUDA)
-  const auto gpu = tessera::test::make_cuda_test_device();
+  if (gpu() != Gpu::real)
+    for_cpu_devices_and_types([&](Device& device, DType type) { f(device, type, {}); });
+  if (gpu() == Gpu::none) return;
+  const auto device = tessera::test::make_cuda_test_device();
   for (DType type : kTypes) {
     SCOPED_TRACE(fmt::format("CUDA {}", to_string(type)));
     // 1.01: of what is already in error.
-    const ScoreRounding rounded{1.01 * roundoff(type), write_error(type, 0), kRealGpu};
-    f(*gpu, type, type == DType::f32 ? ScoreRounding{} : rounded);
+    const ScoreRounding rounded{1.01 * roundoff(type), write_error(type, 0), gpu() == Gpu::real};
+    f(*device, type, type == DType::f32 ? ScoreRounding{} : rounded);
   }
-#endif
 }
 
 /// softmax(scale q k^T) v and its gradients in double, with what the error bounds need.
@@ -258,7 +253,8 @@ inline void expect_outputs(Device& device, DType type, const ScoreRounding& roun
   const double score = in.reference.score_error() * magnitude;
   const auto keys = static_cast<double>(c.keys);
   const double relative = 2 * (2 * score + (keys + 8 + keys / 16) * u);
-  const double mean = largest(in.reference.v) / (1 - static_cast<double>(c.dropout));
+  const double largest_v = largest(in.reference.v),
+               mean = largest_v / (1 - static_cast<double>(c.dropout));
   const Numbers absolute = absolute_outputs(in.reference);
   expect_within(
       out, want,
@@ -266,7 +262,7 @@ inline void expect_outputs(Device& device, DType type, const ScoreRounding& roun
         const auto j = static_cast<std::size_t>(i);
         // Probabilities are at most 1 and their sum at least 1 when they are rounded.
         const double error = relative * mean + rounding.relative * absolute[j] +
-                             rounding.absolute * keys * largest(in.reference.v);
+                             rounding.absolute * keys * largest_v;
         return error + write_error(type, std::abs(want[j]) + error);
       },
       "out");
@@ -292,7 +288,8 @@ inline Gradients backward(const Reference& r, const Numbers& d_out, DType type,
   g.q.resize(r.q.size()), g.k.resize(r.k.size()), g.v.resize(r.v.size());
   g.q_bound = g.q, g.k_bound = g.k, g.v_bound = g.v;
   const std::int64_t group = c.group > 0 ? c.group : c.heads / c.kv_heads;
-  const double sums = static_cast<double>(c.keys * group + c.dim + 40) * u;
+  const double sums = static_cast<double>(c.keys * group + c.dim + 40) * u,
+               largest_v = largest(r.v);
   for (std::int64_t b = 0; b < c.samples; ++b) {
     for (std::int64_t h = 0; h < c.heads; ++h) {
       const Numbers k_before = g.k, v_before = g.v;
@@ -305,7 +302,7 @@ inline Gradients backward(const Reference& r, const Numbers& d_out, DType type,
           delta_error += (roundoff(type) + sums) * std::abs(term);  // `out` is read as written
           delta_error += std::abs(d_out[r.q_at(b, t, h, d)]) *
                          (rounding.relative * absolute[r.q_at(b, t, h, d)] +
-                          rounding.absolute * static_cast<double>(c.keys) * largest(r.v));
+                          rounding.absolute * static_cast<double>(c.keys) * largest_v);
         }
         const double p_error = 4 * (r.score_error() * magnitude +
                                     static_cast<double>(c.keys + 10) * u + 4 * u * std::abs(lse));
@@ -367,7 +364,7 @@ inline void expect_gradients(Device& device, DType type, const ScoreRounding& ro
       return bound[j] + write_error(type, std::abs(value[j]) + bound[j]);
     };
   };
-  for (const SumOrder order : kOrders) {
+  for (const SumOrder order : orders()) {
     Tensor d_q(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
     Tensor d_k(type, {c.samples, c.keys, c.kv_heads * c.dim}, c.gap);
     Tensor d_v(type, {c.samples, c.keys, c.kv_heads * c.dim}, c.gap);

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "kernels/cpu/hot/hot.hpp"
-#include "support/emulator/emulator.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -183,17 +182,13 @@ struct Sum {
 
 /// Roundoff of a sum of products of fp8 numbers, which themselves are exact. Hopper's tensor cores
 /// keep some 14 bits between the steps at which they add to f32 (DeepSeek-AI 2024, section 3.3.2).
-#ifdef TESSERA_REAL_CUDA
-constexpr double kSumRoundoff = 0x1p-13;
-#else
-constexpr double kSumRoundoff = 0x1p-24;
-#endif
+double sum_roundoff() { return gpu() == Gpu::real ? 0x1p-13 : 0x1p-24; }
 
 /// Of `terms` products (Higham 2002, section 3.1), scaled by two factors, each rounded; then with
 /// what is added, another rounding of all that.
 double bound(const Sum& products, double added, std::int64_t terms, DType out) {
   const double accumulated =
-      1.01 * (static_cast<double>(terms) * kSumRoundoff + 4 * 0x1p-24) * products.magnitude;
+      1.01 * (static_cast<double>(terms) * sum_roundoff() + 4 * 0x1p-24) * products.magnitude;
   const double all = std::abs(products.value) + std::abs(added) + accumulated;
   return accumulated + 0x1p-23 * all + write_error(out, all);
 }
@@ -206,9 +201,9 @@ const std::vector<Shape> kShapes = {{16, 16, 16, 0}, {80, 48, 144, 0}, {32, 144,
 /// f(device, type) on all devices for the types that fp8 products are of. Skips the test on a real
 /// GPU that is too old.
 void for_products(const std::function<void(Device&, DType)>& f) {
-#ifdef TESSERA_REAL_CUDA
-  if (const auto why = tessera::test::why_no_fp8()) GTEST_SKIP() << *why;
-#endif
+  if (gpu() == Gpu::real) {
+    if (const auto why = tessera::test::why_no_fp8()) GTEST_SKIP() << *why;
+  }
   for_devices([&](Device& device) {
     for (const DType type : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(to_string(type));
@@ -462,13 +457,10 @@ TEST(Fp8Products, HaveTheSameCodesWhateverTheTeam) {
       for (const int threads : {1, 2, 3, 7})
         multiply(*make_cpu_device({.threads = threads, .isa = isa}));
     }
-#ifdef TESSERA_EMULATED_CUDA
-    const auto gpu = tessera::test::make_cuda_test_device();
-    for (std::uint64_t seed = 1; seed < 4; ++seed) {
-      emulator::set_seed(seed);
-      multiply(*gpu);
+    for (std::uint64_t seed = 1; seed < 4 && gpu() == Gpu::emulated; ++seed) {
+      tessera::test::set_schedule(seed);
+      multiply(*tessera::test::make_cuda_test_device());
     }
-#endif
     for (const Tensor& result : results) EXPECT_TRUE(result.same_bits(results.front()));
   }
 }

@@ -1,7 +1,6 @@
 // What must not change a bit: the number of threads, where a range is cut, and which of the
 // instruction sets with fused multiply-add runs. Matrix products are excepted.
 #include "core/exact_sum.hpp"
-#include "support/emulator/emulator.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -240,23 +239,22 @@ TEST(Invariance, Avx512AndAvx2AgreeToTheBit) {
   }
 }
 
-#ifdef TESSERA_EMULATED_CUDA
 // The order in which a GPU's threads run, and how addresses are aligned.
 TEST(Invariance, SchedulesOfAGpuChangeNoBit) {
+  if (gpu() != Gpu::emulated) GTEST_SKIP() << "only an emulated GPU's schedule can be chosen";
   const auto device = tessera::test::make_cuda_test_device();
   for (DType type : kTypes) {
     const auto first = run_all(*device, type, Products::without);
     for (std::uint64_t seed = 1; seed < 4; ++seed) {
-      emulator::set_seed(seed);
+      tessera::test::set_schedule(seed);
       expect_same(run_all(*device, type, Products::without), first, "seed");
     }
   }
   // These take longest to emulate.
   const auto first = run_all(*device, DType::bf16);
-  emulator::set_seed(4);
+  tessera::test::set_schedule(4);
   expect_same(run_all(*device, DType::bf16), first, "seed");
 }
-#endif
 
 // Trap 54: shard boundaries move with the number of ranks; an element's bits must not.
 TEST(Invariance, CutsAndAlignmentChangeNoBit) {

@@ -23,12 +23,10 @@ struct Sum {
 double bound(const Sum& s, std::int64_t terms, DType out) {
   const double accumulated = 1.01 * static_cast<double>(terms) * 0x1p-24 * s.magnitude;
   const double written = write_error(out, std::abs(s.value) + accumulated);
-#ifdef TESSERA_REAL_CUDA
-  if (s.bias != 0) {
+  if (gpu() == Gpu::real && s.bias != 0) {
     const double product = write_error(out, std::abs(s.value - s.bias) + accumulated);
     return accumulated + product + write_error(out, std::abs(s.value) + accumulated + product);
   }
-#endif
   return accumulated + written;
 }
 
@@ -128,14 +126,7 @@ TEST(Linear, BringsTheBitsOfGeluAlong) {
 
 /// Of cuBLASLt's tanh, which its documentation does not bound: that of the instruction tanh.approx
 /// (PTX ISA, 2^-10.987 relative) on a GPU, nothing where it is emulated or not asked.
-double tanh_error(DType type) {
-#ifdef TESSERA_REAL_CUDA
-  return type == DType::f32 ? 0 : 0x1p-10;
-#else
-  (void)type;
-  return 0;
-#endif
-}
+double tanh_error(DType type) { return gpu() == Gpu::real && type != DType::f32 ? 0x1p-10 : 0; }
 
 double gelu_of(double x) {
   const double root = std::sqrt(2 / std::acos(-1.0));

@@ -16,6 +16,7 @@
 
 namespace tessera::kernels::test {
 
+using tessera::test::gpu, tessera::test::Gpu;
 using Numbers = std::vector<double>;
 
 /// Unit roundoff.
@@ -148,13 +149,10 @@ inline void for_cpu_devices(const std::function<void(Device&)>& f) {
 /// f(device) for every instruction set and an emulated GPU (which sanitizers do without), or for a
 /// real GPU alone.
 inline void for_devices(const std::function<void(Device&)>& f) {
-#ifndef TESSERA_REAL_CUDA
-  for_cpu_devices(f);
-#endif
-#if defined(TESSERA_EMULATED_CUDA) || defined(TESSERA_REAL_CUDA)
+  if (gpu() != Gpu::real) for_cpu_devices(f);
+  if (gpu() == Gpu::none) return;
   SCOPED_TRACE("CUDA");
   f(*tessera::test::make_cuda_test_device());
-#endif
 }
 
 /// f(device, type) for the same devices and every type.
@@ -199,12 +197,12 @@ inline void expect_within(const Tensor& got, const Numbers& want,
   int wrong = 0;
   double share = 0;
   for (std::int64_t i = 0; i < got.size() && wrong < 3; ++i) {
-    const double w = want[static_cast<std::size_t>(i)];
-    if (bound(i) > 0) share = std::max(share, std::abs(got[i] - w) / bound(i));
-    if (std::abs(got[i] - w) <= bound(i)) continue;
+    const double w = want[static_cast<std::size_t>(i)], off = std::abs(got[i] - w), most = bound(i);
+    if (most > 0) share = std::max(share, off / most);
+    if (off <= most) continue;
     ++wrong;
     ADD_FAILURE() << what << "[" << i << "] = " << got[i] << ", expected " << w << ", off by "
-                  << std::abs(got[i] - w) << " of at most " << bound(i);
+                  << off << " of at most " << most;
   }
   note_error(share);
   EXPECT_TRUE(got.gaps_intact()) << what << ": wrote between rows";
