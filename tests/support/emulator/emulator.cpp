@@ -91,7 +91,7 @@ class Machine {
   std::string waits() const;
 
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<Thread*> ready_;
+  std::vector<std::uint16_t> ready_;  // indices of threads
   std::size_t threads_ = 0, at_barrier_ = 0, returned_ = 0;
   Thread* running_ = nullptr;
   Fiber outside_;
@@ -119,10 +119,10 @@ void Machine::choose() {
   std::size_t best = draw_.below(ready_.size());
   for (int i = 1; i < candidates_; ++i) {
     const std::size_t other = draw_.below(ready_.size());
-    if (speed_[ready_[other]->index / kWarp] > speed_[ready_[best]->index / kWarp]) best = other;
+    if (speed_[ready_[other] / kWarp] > speed_[ready_[best] / kWarp]) best = other;
   }
   std::swap(ready_[best], ready_.back());
-  running_ = ready_.back();
+  running_ = &workers_[ready_.back()]->thread;
   ready_.pop_back();
   threadIdx = running_->place;
 }
@@ -145,7 +145,7 @@ void Machine::wait(Thread::State state) {
 
 void Machine::make_ready(Thread& thread) {
   thread.state = Thread::State::ready;
-  ready_.push_back(&thread);
+  ready_.push_back(static_cast<std::uint16_t>(thread.index));
 }
 
 /// Reports an error of the running thread; the block is given up. This fiber is never resumed, so

@@ -1,6 +1,7 @@
 // What plans compute: the bits of the eager path, under every recomputation policy.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 
 #include "kernels/cpu/device.hpp"
@@ -237,11 +238,18 @@ Trained trained(const Setting& s, kernels::Device& device, const plan::OffloadIn
   return t;
 }
 
-// ZeRO-Offload and ZeRO-Infinity: wherever states live, and however early they are fetched.
+// ZeRO-Offload and ZeRO-Infinity: wherever states live, and however early they are fetched. Of the
+// three types in which each model is computed each has another look-ahead.
 TEST(PlanRun, StatesThatLiveElsewhereChangeNoBit) {
   using plan::Location;
   const auto device = kernels::make_cpu_device({});
-  for (const Setting& s : settings()) {
+  const std::vector<Setting> all = settings();
+  const std::int64_t models = std::ssize(all) / 3;
+  ASSERT_EQ(std::ssize(all) % 3, 0);
+  for (std::int64_t i = 0; i < std::ssize(all); ++i) {
+    const Setting& s = all[static_cast<std::size_t>(i)];
+    const std::int64_t ahead =
+        std::array{0, 1, 3}[static_cast<std::size_t>((i / models + i % models) % 3)];
     SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
     const Trained stay = trained(s, *device, {});
     const auto expect_same = [&](const plan::OffloadInputs& offload) {
@@ -258,18 +266,16 @@ TEST(PlanRun, StatesThatLiveElsewhereChangeNoBit) {
       }
     };
     for (const Location tier : {Location::host, Location::disk}) {
-      for (const std::int64_t ahead : {0, 1, 3}) {
-        expect_same({.parameters = tier, .ahead = ahead});
-        expect_same({.gradients = tier, .ahead = ahead});
-        expect_same({.optimizer = tier, .ahead = ahead});
-        expect_same({.activations = tier, .ahead = ahead});
-        expect_same({.parameters = tier,
-                     .gradients = tier,
-                     .optimizer = tier,
-                     .activations = tier,
-                     .ahead = ahead,
-                     .device_is_host = ahead != 1});
-      }
+      expect_same({.parameters = tier, .ahead = ahead});
+      expect_same({.gradients = tier, .ahead = ahead});
+      expect_same({.optimizer = tier, .ahead = ahead});
+      expect_same({.activations = tier, .ahead = ahead});
+      expect_same({.parameters = tier,
+                   .gradients = tier,
+                   .optimizer = tier,
+                   .activations = tier,
+                   .ahead = ahead,
+                   .device_is_host = ahead != 1});
     }
     expect_same({.gradients = Location::host, .optimizer = Location::disk});
     expect_same({.parameters = Location::disk, .optimizer = Location::host});
