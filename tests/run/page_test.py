@@ -179,6 +179,24 @@ class Report(RunTest):
         self.assertLess(float(page.of("svg", "plot")[0]["data-y"].split()[1]), 10)
         self.assertEqual(page.of("path")[0]["d"].count("M"), 2)
 
+    def test_each_corpus_of_a_mixture_has_its_line(self):
+        """Also one that comes in at a restart; where a step saw nothing of one there is a gap."""
+        def corpora(*losses):
+            return [{"data": f"data/{name}", "loss": loss, "targets": 0 if loss is None else 9}
+                    for name, loss in zip(("web", "code & <b>", "books"), losses)]
+
+        _, page = self.page(self.made_up(
+            "mixture", events_of(30, corpora=corpora(3.0, 2.5)),
+            events_of(40, start=31, corpora=corpora(3.0, None, 4.5)),
+            events_of(60, start=41, corpora=corpora(2.9, 2.4, 4.4))))
+        self.assertIn("Loss by corpus", page.text())
+        lines = {a["data-name"]: a["d"] for a in page.of("path")}
+        self.assertEqual(lines["data/web"].count("M"), 1)
+        self.assertEqual(lines["data/code & <b>"].count("M"), 2)
+        self.assertEqual(len(re.findall("[ML]", lines["data/books"])), 30)
+        _, page = self.page(self.made_up("alone", events_of(20, corpora=None)))
+        self.assertNotIn("Loss by corpus", page.text())
+
     def test_numbers_at_the_ends_of_their_ranges(self):
         """Steps that a double counts no further, and the least and greatest numbers beside usual
         ones."""

@@ -49,6 +49,20 @@ std::vector<ChartLine> lines_of(const RunRecord& run, std::initializer_list<Line
   return lines;
 }
 
+/// The training loss of each corpus of a mixture.
+std::vector<ChartLine> lines_by_corpus(const RunRecord& run) {
+  std::vector<ChartLine> lines;
+  for (std::size_t i = 0; i < run.corpora.size(); ++i) {
+    ChartLine line{.name = run.corpora[i], .x = {}, .y = {}, .form = Form::smoothed};
+    for (const StepRecord& s : run.steps) {
+      line.x.push_back(static_cast<double>(s.step));
+      line.y.push_back(i < s.by_corpus.size() ? s.by_corpus[i] : kNone);
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 std::vector<ChartMark> marks_of(const RunRecord& run) {
   std::vector<ChartMark> marks;
   for (const RunEvent& e : run.events) {
@@ -121,6 +135,9 @@ std::vector<Chart> charts_of(const RunRecord& run) {
     evaluated.y.push_back(e.loss);
   }
   if (!evaluated.x.empty()) loss.lines.push_back(std::move(evaluated));
+  if (!run.corpora.empty())
+    charts.push_back(
+        {.title = "Loss by corpus", .unit = "training", .lines = lines_by_corpus(run)});
   charts.push_back({.title = "Norm of the gradient",
                     .unit = "before clipping",
                     .lines = lines_of(run, {{"norm", &R::grad_norm}}, Form::smoothed),

@@ -138,9 +138,22 @@ class Reader {
       if (!value) continue;
       record.*field.to = field.part == nullptr ? value->number() : number_of(*value, field.part);
     }
+    if (const auto corpora = event.find("corpora")) add_corpora(*corpora, record.by_corpus);
     if (const auto skipped = event.find("skipped")) record.skipped = skipped->boolean();
     steps_[step] = record;
     last_ = step;
+  }
+
+  /// Starts of a run may differ in the corpora of their mixtures.
+  void add_corpora(const JsonCursor& corpora, std::vector<double>& losses) {
+    corpora.for_each_item([&](const JsonCursor& corpus) {
+      const std::string& data = corpus["data"].text();
+      const auto at =
+          static_cast<std::size_t>(std::ranges::find(run_.corpora, data) - run_.corpora.begin());
+      if (at == run_.corpora.size()) run_.corpora.push_back(data);
+      if (losses.size() <= at) losses.resize(at + 1, kNone);
+      losses[at] = number_of(corpus, "loss");
+    });
   }
 
   /// A rollback leaves what came after the checkpoint that it returns to.

@@ -24,6 +24,7 @@ struct StepRecord {
   double comm_exposed_ms = kNone, pipeline_exposed_ms = kNone, io_exposed_ms = kNone,
          data_exposed_ms = kNone, compute_ms = kNone;  // the last: of the median rank
   double wire_intra = kNone, wire_inter = kNone, io_read = kNone, io_write = kNone;  // bytes
+  std::vector<double> by_corpus;  // losses, as RunRecord::corpora names them
   double elapsed = 0;  // hours: by the clock where all steps have a time, else in steps alone
 };
 
@@ -71,8 +72,9 @@ struct Start {
 
 struct RunRecord {
   std::filesystem::path directory;
-  std::string name;               // run.name
-  std::vector<StepRecord> steps;  // ascending; of a step that was done again, the last
+  std::string name;                  // run.name
+  std::vector<StepRecord> steps;     // ascending; of a step that was done again, the last
+  std::vector<std::string> corpora;  // of a mixture: what `by_corpus` is of
   std::vector<Evaluation> evaluations;
   std::vector<RunEvent> events;
   std::vector<Start> starts;
