@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -51,6 +52,11 @@ const HfField& field_of(std::string_view key) {
 /// The value of a field, as JSON.
 json value_of(const HfArchitecture& architecture, std::string_view key) {
   return std::visit([&](auto member) { return json(architecture.*member); }, field_of(key).member);
+}
+
+/// The longest sequences that dynamic frequencies are meant for.
+std::int64_t dynamic_context(const HfArchitecture& a) {
+  return static_cast<std::int64_t>(a.rope_factor * static_cast<double>(a.rope_original_context));
 }
 
 /// What transformers calls a class that has no name.
@@ -300,22 +306,44 @@ class ConfigReader {
   void read_rope_scaling(const std::optional<JsonCursor>& rope) {
     const auto kind = rotary_kind(rope);
     if (!kind || kind->text() == "default") return;
-    if (kind->text() != "linear" && kind->text() != "llama3" && kind->text() != "yarn") {
-      kind->fail(
-          fmt::format("\"{}\" is not supported; allowed: \"default\", \"linear\", "
-                      "\"llama3\", \"yarn\"",
-                      kind->text()));
+    const auto* row = std::ranges::find(kScalings, kind->text(), &ScalingRow::kind);
+    if (row == kScalings.end()) {
+      std::string allowed = "\"default\"";
+      for (const ScalingRow& scaling : kScalings) allowed += fmt::format(", \"{}\"", scaling.kind);
+      kind->fail(fmt::format("\"{}\" is not supported; allowed: {}", kind->text(), allowed));
     }
     set("rope_scaling", kind->text(), kind->place());
     const JsonCursor factor = (*rope)["factor"];
     if (!(factor.number() >= 1)) factor.fail(fmt::format("{}; must be 1 or more", factor.number()));
     set("rope_factor", factor.number(), factor.place());
-    if (kind->text() == "linear") return;
-    const JsonCursor& by = *rope;
-    if (kind->text() == "yarn") return read_yarn(by);
+    if (row->read != nullptr) (this->*row->read)(*rope);
+  }
+
+  void read_llama3(const JsonCursor& by) {
     set_frequencies(by["low_freq_factor"], by["high_freq_factor"], "high_freq_factor");
     const JsonCursor context = by["original_max_position_embeddings"];
     set("rope_original_context", context.integer(1, kLargestExtent), context.place());
+  }
+
+  /// max_position_embeddings is the context of the training before; sequences may be `factor` times
+  /// as long.
+  void read_dynamic(const JsonCursor& by) {
+    const std::int64_t before = config_.architecture.context;
+    const auto said = by.find("original_max_position_embeddings");
+    if (said && said->integer() != before) {
+      said->fail(fmt::format(
+          "{} is not supported beside \"dynamic\"; allowed: {}, which is max_position_embeddings",
+          said->shown(), before));
+    }
+    const JsonCursor factor = by["factor"];
+    if (factor.number() * static_cast<double>(before) > static_cast<double>(kLargestExtent)) {
+      factor.fail(
+          fmt::format("{} times max_position_embeddings = {}; at most {} in all are possible",
+                      factor.number(), before, kLargestExtent));
+    }
+    set("rope_original_context", before, root_.place());
+    std::erase_if(config_.keys, [](const HfKey& k) { return k.key == "context"; });
+    set("context", dynamic_context(config_.architecture), factor.place());
   }
 
   /// The turns between which frequencies change; yarn's have defaults.
@@ -497,6 +525,17 @@ class ConfigReader {
         field_of(key).member);
   }
 
+  /// How frequencies change for longer contexts: transformers' word, which [model] has too, and
+  /// what it needs beside a factor.
+  struct ScalingRow {
+    std::string_view kind;
+    void (ConfigReader::*read)(const JsonCursor&);
+  };
+  static constexpr std::array<ScalingRow, 4> kScalings = {{{"linear", nullptr},
+                                                           {"dynamic", &ConfigReader::read_dynamic},
+                                                           {"llama3", &ConfigReader::read_llama3},
+                                                           {"yarn", &ConfigReader::read_yarn}}};
+
   JsonCursor root_;
   HfConfig config_;
   std::set<std::string_view> known_;  // settings that something here reads
@@ -540,7 +579,7 @@ void write_rotary(json& config, const HfArchitecture& a, const HfRotary& names) 
   if (a.rope_scaling == "none") return;
   json& scaling = config["rope_scaling"];
   scaling = {{"rope_type", a.rope_scaling}, {"factor", a.rope_factor}};
-  if (a.rope_scaling == "linear") return;
+  if (a.rope_scaling == "linear" || a.rope_scaling == "dynamic") return;
   const bool yarn = a.rope_scaling == "yarn";
   scaling[yarn ? "beta_slow" : "low_freq_factor"] = a.rope_low_frequency;
   scaling[yarn ? "beta_fast" : "high_freq_factor"] = a.rope_high_frequency;
@@ -577,6 +616,10 @@ void write_classes(json& config, const HfArchitecture& a, std::span<const std::s
 void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row) {
   json value = value_of(a, row.key);
   const std::string setting(row.setting);
+  if (row.key == "context" && a.rope_scaling == "dynamic") {
+    if (a.context != dynamic_context(a)) cannot_export(a, row.key, value, dynamic_context(a));
+    value = a.rope_original_context;
+  }
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
   if (row.more > 0) value = value.get<std::int64_t>() + row.more;
   if (config.contains(setting) && config[setting] != value)

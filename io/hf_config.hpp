@@ -32,7 +32,7 @@ struct HfArchitecture {
   double rope_local_theta = 0;        // of layers with a window; 0: as of the others
   double rotary_share = 1;            // of a head's columns
   std::string rope_pairs = "halves";  // halves | neighbours
-  std::string rope_scaling = "none";  // none | linear | llama3 | yarn
+  std::string rope_scaling = "none";  // none | linear | dynamic | llama3 | yarn
   double rope_factor = 1;
   double rope_low_frequency = 1, rope_high_frequency = 4;
   double rope_magnitude = 0;  // of yarn's cosines and sines; 0: 0.1 ln(rope_factor) + 1

@@ -101,9 +101,13 @@ class Checker {
           "model.rope_scaling");
     for (const char* key : {"model.rope_low_frequency", "model.rope_high_frequency"})
       needs(key, find_row(key)->field.get(deck_) != find_row(key)->field.get(Deck{}), ramp, kRamp);
-    needs("model.rope_original_context", m.rope_original_context != 0, ramp, kRamp);
+    const bool dynamic = m.rope_scaling == RopeScalingKind::dynamic;
+    needs("model.rope_original_context", m.rope_original_context != 0, ramp || dynamic,
+          "model.rope_scaling = \"dynamic\", \"llama3\" or \"yarn\"");
     needs("model.rope_magnitude", m.rope_magnitude != 0, yarn, "model.rope_scaling = \"yarn\"");
-    if (ramp && usable({"model.rope_original_context"}) && m.rope_original_context == 0) {
+    if (dynamic) dynamic_positions(turned);
+    if ((ramp || dynamic) && usable({"model.rope_original_context"}) &&
+        m.rope_original_context == 0) {
       problem("model.rope_original_context",
               fmt::format("model.rope_original_context is missing: model.rope_scaling = \"{}\" "
                           "needs the longest sequence of the training before",
@@ -115,6 +119,22 @@ class Checker {
           "model.rope_low_frequency",
           fmt::format("model.rope_low_frequency = {} is not below model.rope_high_frequency = {}",
                       m.rope_low_frequency, m.rope_high_frequency));
+    }
+  }
+
+  /// What frequencies that follow the length of sequences need of it.
+  void dynamic_positions(std::int64_t turned) {
+    if (usable({"model.rotary_share"}) && turned == 2) {
+      problem(
+          "model.rope_scaling",
+          "model.rope_scaling = \"dynamic\" changes the base of frequencies, but where 2 columns "
+          "of a head turn their only frequency is 1 (leave it out)");
+    }
+    if (usable({"data.positions"}) && deck_.data.positions == Positions::document) {
+      problem("model.rope_scaling",
+              "model.rope_scaling = \"dynamic\" does not go with positions that documents begin "
+              "anew: which length would decide depends on what else is in a micro-batch (let "
+              "data.positions be \"sequence\")");
     }
   }
 

@@ -207,12 +207,15 @@ constexpr SchemaRow kRows[] = {
         {.unset = "gptj: neighbours, others: halves", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_scaling>(
         "model.rope_scaling",
-        "how rotary frequencies change for longer contexts: all are divided by rope_factor, or "
-        "low ones as Llama 3.1 does, or low ones as YaRN does (Peng et al. 2023), which multiplies "
-        "cosines and sines too",
-        {.built = "none linear llama3 yarn", .on_resume = architecture}),
+        "how rotary frequencies change for longer contexts: all are divided by rope_factor; or "
+        "their base grows with the length L of sequences above rope_original_context, by "
+        "(rope_factor L / rope_original_context - rope_factor + 1)^(R / (R - 2)) where R columns "
+        "turn (dynamic NTK); or low ones are divided as Llama 3.1 does, or as YaRN does (Peng et "
+        "al. 2023), which multiplies cosines and sines too",
+        {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_factor>(
-        "model.rope_factor", "by which rope_scaling divides frequencies",
+        "model.rope_factor",
+        "by which rope_scaling divides frequencies, how many times longer contexts are",
         {.limits = at_least(1), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_low_frequency>(
         "model.rope_low_frequency",
@@ -227,7 +230,8 @@ constexpr SchemaRow kRows[] = {
         "by which yarn multiplies cosines and sines; 0: 0.1 ln(rope_factor) + 1",
         {.limits = at_least(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_original_context>(
-        "model.rope_original_context", "longest sequence before; required for llama3 and yarn",
+        "model.rope_original_context",
+        "longest sequence before; required for dynamic, llama3 and yarn",
         {.limits = between(0, 1 << 24), .unit = "tokens", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::window>(
         "model.window", "tokens that attention sees, itself included; 0: all before it",

@@ -171,6 +171,8 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
             Rope::Direction direction) {
   if (c.position != PositionKind::rope) return;
   const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
+  RopeScaling scaling = local ? RopeScaling{} : c.rope_scaling;
+  scaling.positions = first + u.micro_batch().sequence;
   u.run(Rope{.x = x,
              .documents = u.micro_batch().positions,
              .head_dim = c.head_dim,
@@ -178,7 +180,7 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
              .first_position = first,
              .theta = local ? c.rope_local_theta : c.rope_theta,
              .pairs = c.rope_pairs,
-             .scaling = local ? RopeScaling{} : c.rope_scaling,
+             .scaling = scaling,
              .direction = direction});
 }
 

@@ -88,7 +88,11 @@ plan::PlanShape choices_shape(const deck::LoadedDeck& loaded, const Questions& a
   // What tensor ranks and chunks divide, and fp8 products.
   std::int64_t granule = std::lcm(deck.parallel.tensor, deck.run.reproducible_tensor);
   if (deck.precision.matmul == deck::Matmul::fp8) granule = std::lcm(granule, kernels::kFp8Granule);
-  const std::int64_t most = deck.model.context / granule * granule;
+  // Frequencies that follow the length of a step would depend on other choices of the file.
+  const bool dynamic = deck.model.rope_scaling == RopeScalingKind::dynamic;
+  const std::int64_t context =
+      dynamic ? std::min(deck.model.rope_original_context, deck.model.context) : deck.model.context;
+  const std::int64_t most = context / granule * granule;
   std::int64_t longest = 0;
   std::size_t choice = 0;
   for (const data::Question& question : all.questions) {
@@ -98,9 +102,10 @@ plan::PlanShape choices_shape(const deck::LoadedDeck& loaded, const Questions& a
       if (tokens <= most) continue;
       throw DataError(fmt::format(
           "{}:{}: $.choices[{}]: with its context it is {} for the model to read, more than the {} "
-          "of model.context{}: shorten the context",
+          "of {}{}: shorten the context",
           all.file, question.line, i, count_text(tokens, "token"), most,
-          most == deck.model.context ? "" : fmt::format(" that {} divides", granule)));
+          context == deck.model.context ? "model.context" : "model.rope_original_context",
+          most == context ? "" : fmt::format(" that {} divides", granule)));
     }
   }
   plan::PlanShape shape = setup::evaluation_shape(deck.batch, data_ranks);

@@ -3,7 +3,8 @@ NAME the parameters as Tessera names and shapes them, NAME.ours.safetensors: the
 tests/unit/io/hugging_face_test.cpp. Beside the newer ones, for tests/unit/train/hf_logits_test.cpp,
 NAME.logits.safetensors: tokens, the logits that transformers computes of them in fp64, and how far
 these move, for each unit of relative change, when all weights change by random signs of a small
-relative amount.
+relative amount. Where frequencies of rotary positions follow the length seen so far, also the logits
+after each part where tokens come in parts, as in generation: one by one, and cut as the test cuts.
 
     pip install torch transformers safetensors && python make_hf.py
 """
@@ -165,7 +166,18 @@ def logits_of(model, tokens):
         return model(tokens[None]).logits[0].clone()
 
 
-def sensitivity(model, tokens, logits):
+def logits_in_parts(model, tokens, cuts):
+    """After each part, with a cache of the keys and values of those before."""
+    cache, rows, at = None, [], 0
+    with torch.no_grad():
+        for count in cuts:
+            out = model(tokens[None, at : at + count], past_key_values=cache, use_cache=True)
+            cache, at = out.past_key_values, at + count
+            rows.append(out.logits[0, -1].clone())
+    return torch.stack(rows)
+
+
+def sensitivity(model, tokens, logits, logits_of=logits_of):
     """How far logits move for each unit by which all weights change relatively."""
     step, most = 2.0 ** -20, 0.0
     weights = [(p, p.detach().clone()) for p in model.parameters()]
@@ -174,10 +186,13 @@ def sensitivity(model, tokens, logits):
             for parameter, before in weights:
                 parameter.copy_(before * (1 + step * torch.randn_like(before).sign()))
         most = max(most, (logits_of(model, tokens) - logits).abs().max().item() / step)
+    with torch.no_grad():
+        for parameter, before in weights:
+            parameter.copy_(before)
     return torch.tensor([most])
 
 
-def save_with_logits(name, model, to_ours, length=13, least=0):
+def save_with_logits(name, model, to_ours, length=13, least=0, parts={}):
     """Weights of 1/2 and norms about 1, so that no layer drowns the others. Tokens are `least` or more."""
     randomise(model, 0.5)
     with torch.no_grad():
@@ -188,8 +203,14 @@ def save_with_logits(name, model, to_ours, length=13, least=0):
     tokens = torch.randint(least, model.config.vocab_size, (length,))
     exact = model.double().eval()
     logits = logits_of(exact, tokens)
+    moved, of_parts = sensitivity(exact, tokens, logits), {}
+    for kind, cuts in parts.items():
+        def run(model, tokens, cuts=cuts):
+            return logits_in_parts(model, tokens, cuts)
+        of_parts[kind] = run(exact, tokens)
+        moved = torch.maximum(moved, sensitivity(exact, tokens, of_parts[kind], run))
     save_file({"tokens": tokens.float(), "logits": logits.float().contiguous(),
-               "sensitivity": sensitivity(exact, tokens, logits).float()},
+               "sensitivity": moved.float(), **{k: v.float() for k, v in of_parts.items()}},
               HERE / f"{name}.logits.safetensors")
     print(name, "logits up to", logits.abs().max().item())
 
@@ -291,5 +312,11 @@ torch.manual_seed(8)
 save_with_logits("gptj", GPTJForCausalLM(GPTJConfig(
     vocab_size=13, n_embd=16, n_inner=12, n_layer=2, n_head=2, n_positions=16, rotary_dim=4,
     bos_token_id=0, eos_token_id=0, attn_implementation="eager")), lambda state: gptj_ours(state, 2))
+torch.manual_seed(9)
+PARTS = {"one_by_one": [1] * 13, "cut": [5, 1, 7]}
+save_with_logits("llama_dynamic", LlamaForCausalLM(LlamaConfig(
+    **{**HEADS, "max_position_embeddings": 8},
+    rope_parameters={"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0})),
+    lambda state: llama_ours(state, 2, tied=False), parts=PARTS)
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

@@ -152,6 +152,20 @@ class Choices(RunTest):
         self.assertEqual(job.codes, [DECK] * 2, job.output)
         self.assertIn("says nothing of its tokenizer: give --tokenizer", job.output)
 
+    def test_frequencies_that_follow_the_length(self):
+        """Steps are as long as the longest choice, which must change nothing for the others."""
+        model = {**MODEL, "model__position": "rope", "model__rope_scaling": "dynamic",
+                 "model__rope_factor": 3.0, "model__rope_original_context": 16, "run__steps": 1,
+                 "checkpoint__every": 1}
+        self.train(1, self.deck("dynamic", tiny_deck(self.corpus, **model)))
+        self.model = self.dir / "dynamic"
+        short = {"context": "a" * 12, "choices": ["bcd", "efgh"], "answer": 0}
+        self.evaluate(1, self.write("short.jsonl", [short]))
+        output, _ = self.evaluate(1, self.write("long.jsonl", [
+            short, {**short, "context": "a" * 17}]), code=DATA)
+        self.assertIn("long.jsonl:2: $.choices[0]: with its context it is 19 tokens for the model to "
+                      "read, more than the 16 of model.rope_original_context: shorten", output)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

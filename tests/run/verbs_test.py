@@ -165,7 +165,8 @@ class Verbs(RunTest):
         self.assertIn("model.norm_eps", job.output)
 
     def test_models_of_hugging_face_train_and_come_back(self):
-        for name in ("llama_yarn", "gpt_neox_sequential", "qwen2_windows", "qwen3_windows"):
+        for name in ("llama_yarn", "llama_dynamic", "gpt_neox_sequential", "qwen2_windows",
+                     "qwen3_windows"):
             source = SOURCE / "tests/data/hf" / name
             imported, exported = self.dir / f"{name}_run", self.dir / f"{name}_hf"
             self.run_ok("import", source, "--to", imported)

@@ -170,9 +170,8 @@ TEST(Values, TilesLeaveTheLogitsOfLayoutModeAsTheyAre) {
 }
 
 TEST(Values, WhatIsNotBuiltIsSaid) {
-  EXPECT_EQ(refusal(kSmallDeck, {"model.position=rope", "model.rope_scaling=dynamic"}),
-            "--set #2: model.rope_scaling = \"dynamic\" is not available in this version (only "
-            "none, linear, llama3, yarn)");
+  EXPECT_EQ(refusal(kSmallDeck, {"checkpoint.verify=false"}),
+            "--set #1: checkpoint.verify = false is not available in this version (only true)");
   EXPECT_EQ(refusal(kSmallDeck, {"zero.secondary=4"}), "");
 }
 

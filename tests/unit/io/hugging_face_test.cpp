@@ -97,17 +97,17 @@ TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
 }
 
 /// All models of tests/data/hf.
-constexpr std::array kModels = {"gpt2",           "llama",
-                                "llama_sharded",  "llama3",
-                                "mistral",        "qwen2",
-                                "qwen3",          "phi3",
-                                "olmo2",          "gpt_neox",
-                                "gemma2",         "gemma3",
-                                "llama_yarn",     "gpt_neox_sequential",
-                                "qwen2_windows",  "qwen3_windows",
-                                "gptj",           "bert",
-                                "roberta",        "bert_classes",
-                                "roberta_classes"};
+constexpr std::array kModels = {"gpt2",          "llama",
+                                "llama_sharded", "llama3",
+                                "mistral",       "qwen2",
+                                "qwen3",         "phi3",
+                                "olmo2",         "gpt_neox",
+                                "gemma2",        "gemma3",
+                                "llama_yarn",    "gpt_neox_sequential",
+                                "qwen2_windows", "qwen3_windows",
+                                "gptj",          "llama_dynamic",
+                                "bert",          "roberta",
+                                "bert_classes",  "roberta_classes"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -369,6 +369,21 @@ TEST(HfModel, ReadsYarn) {
       << "what transformers takes where a file says nothing";
 }
 
+// Files say the context before; what is possible with it is `factor` times as long.
+TEST(HfModel, ReadsAndWritesDynamicFrequencies) {
+  auto a = io::HfModel::open(data_path("llama_dynamic")).architecture();
+  EXPECT_EQ(std::tuple(a.rope_scaling, a.rope_factor, a.rope_original_context, a.context),
+            std::tuple("dynamic", 2.0, 8, 16));
+  const json written = json::parse(io::write_hf_config(a, DType::f32, {}));
+  EXPECT_EQ(written["max_position_embeddings"], 8);
+  EXPECT_EQ(written["rope_scaling"], (json{{"rope_type", "dynamic"}, {"factor", 2.0}}));
+  a.context = 12;
+  EXPECT_NE(message_of<DataError>([&] {
+              io::write_hf_config(a, DType::f32, {});
+            }).find("model.context = 12, needed: 16"),
+            std::string::npos);
+}
+
 TEST(HfModel, ReadsAndWritesWindowsOfQwen) {
   const Copy copy("qwen2_windows");
   const auto edited = [&](const std::function<void(json&)>& change) {
@@ -496,8 +511,13 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"llama", "/mlp_bias", true, "$.mlp_bias: true"},
       {"llama", "/hidden_act", "gelu", "allowed: silu"},
       {"llama", "/rope_parameters/rope_type", "yarn", "\"factor\" is missing"},
-      {"llama", "/rope_parameters/rope_type", "dynamic",
-       "$.rope_parameters.rope_type: \"dynamic\" is not supported"},
+      {"llama", "/rope_parameters/rope_type", "ntk",
+       "$.rope_parameters.rope_type: \"ntk\" is not supported; allowed: \"default\", \"linear\", "
+       "\"dynamic\", \"llama3\", \"yarn\""},
+      {"llama", "/rope_parameters/rope_type", "dynamic", "\"factor\" is missing"},
+      {"llama_dynamic", "/rope_parameters/original_max_position_embeddings", 4,
+       "4 is not supported beside \"dynamic\"; allowed: 8, which is max_position_embeddings"},
+      {"llama_dynamic", "/rope_parameters/factor", 1e7, "at most 16777216 in all are possible"},
       {"llama_yarn", "/rope_parameters/truncate", false, "truncate: false is not supported"},
       {"llama_yarn", "/rope_parameters/beta_slow", 8, "8 is not below beta_fast = 4"},
       {"llama", "/rope_parameters/rope_type", "llama3", "\"factor\" is missing"},

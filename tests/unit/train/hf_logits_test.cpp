@@ -36,9 +36,14 @@ struct Reference {
     file.read(entry, 0, values);
     return values;
   }
-  std::span<const float> row(std::int64_t token) const {
-    return std::span(logits).subspan(static_cast<std::size_t>(token * vocab),
-                                     static_cast<std::size_t>(vocab));
+  std::span<const float> row(std::int64_t token) const { return row_of(logits, token); }
+  std::span<const float> row_of(std::span<const float> rows, std::int64_t i) const {
+    return rows.subspan(static_cast<std::size_t>(i * vocab), static_cast<std::size_t>(vocab));
+  }
+  /// The logits after each part of tokens that come in parts; empty where these are rows of
+  /// `logits`, because it does not matter how tokens come.
+  std::vector<float> parts(std::string_view kind) const {
+    return file.tensors().contains(kind) ? read(kind) : std::vector<float>{};
   }
   /// How far f32 may be from the exact logits. Products in f32 are exact products with weights that
   /// are changed relatively, by at most n 2^-24 for sums of n terms (Higham 2002, section 3.1),
@@ -96,17 +101,21 @@ TEST_P(HfLogits, AreThoseOfTransformersInGeneration) {
   EXPECT_LT(reference.bound(), 2e-3 * reference.largest) << "nothing would be seen";
   const auto device = kernels::make_cpu_device({});
   const std::int64_t n = std::ssize(reference.tokens);
-  for (const std::vector<std::int64_t>& cuts :
-       {std::vector<std::int64_t>(static_cast<std::size_t>(n), 1), {n}, {5, 1, n - 6}}) {
+  for (const auto& [kind, cuts] : std::vector<std::pair<std::string, std::vector<std::int64_t>>>{
+           {"one_by_one", std::vector<std::int64_t>(static_cast<std::size_t>(n), 1)},
+           {"whole", {n}},
+           {"cut", {5, 1, n - 6}}}) {
     memory::HostTier tier;
     train::Generator generator(model.config, *device, tier, model.source());
-    std::int64_t at = 0;
+    const std::vector<float> in_parts = reference.parts(kind);
+    std::int64_t at = 0, part = 0;
     for (const std::int64_t count : cuts) {
       const auto logits = generator.advance(
           std::span(reference.tokens)
               .subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
       at += count;
-      const auto want = reference.row(at - 1);
+      const auto want =
+          in_parts.empty() ? reference.row(at - 1) : reference.row_of(in_parts, part++);
       for (std::size_t i = 0; i < want.size(); ++i)
         ASSERT_NEAR(logits[i], want[i], reference.bound()) << "token " << at - 1 << ", logit " << i;
     }
@@ -156,8 +165,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                          ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
                                            "gpt_neox", "gemma2", "gemma3", "llama_yarn",
                                            "gpt_neox_sequential", "qwen2_windows", "qwen3_windows",
-                                           "gptj", "bert", "roberta", "bert_classes",
-                                           "roberta_classes"));
+                                           "gptj", "llama_dynamic", "bert", "roberta",
+                                           "bert_classes", "roberta_classes"));
 
 }  // namespace
 }  // namespace tessera::test
