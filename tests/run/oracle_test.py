@@ -1,19 +1,49 @@
-"""GPT-2 and Llama train as PyTorch trains them: losses and gradient norms against fp64, over ZeRO
-stages and numbers of ranks (traps 10, 15, 35, 36, 42)."""
+"""Models train as PyTorch trains them: losses and gradient norms against fp64, of GPT-2 and Llama over
+ZeRO stages and numbers of ranks, of Gemma 2 and 3, OLMo 2 and GPT-NeoX on three layouts (traps 10, 15,
+35, 36, 42)."""
 
 import json
+import shutil
 import unittest
 
 import h5py
 import numpy as np
 
-from tessera import SOURCE, RunTest
+from tessera import SOURCE, RunTest, change
 
 ORACLE = SOURCE / "tests" / "data" / "oracle"
 # (ranks, stage, when gradients are reduced, sequences a micro-batch); 3 ranks take 12 sequences
 LAYOUTS = ((1, 0, "step", 1), (1, 0, "step", 4), (2, 0, "step", 2), (2, 1, "step", 1),
            (2, 2, "micro", 2), (2, 2, "step", 1), (2, 3, "micro", 1), (3, 1, "step", 2),
            (3, 3, "micro", 2), (4, 3, "step", 1))
+# Of the other families: (ranks, changes of the deck).
+FEW_LAYOUTS = ((1, {"batch__micro": 4}), (2, {"zero__stage": 3, "zero__reduce": "micro"}),
+               (4, {"zero__stage": 1, "parallel__tensor": 2, "parallel__pipeline": 2}))
+# What config.json says of a family's own features, and what else it might say.
+FEATURES = {
+    "gemma2": ({"sliding_window": 6}, {"attn_logit_softcapping": None},
+               {"final_logit_softcapping": None}, {"query_pre_attn_scalar": 8}),
+    "gemma3": ({"sliding_window": 7}, {"query_pre_attn_scalar": 8},
+               {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+               {"rope_parameters": {
+                   "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                   "full_attention": {"rope_type": "default", "rope_theta": 5000.0}}},
+               {"rope_parameters": {
+                   "sliding_attention": {"rope_type": "default", "rope_theta": 60.0},
+                   "full_attention": {"rope_type": "linear", "factor": 2.0,
+                                      "rope_theta": 5000.0}}}),
+    "olmo2": ({"rms_norm_eps": 1e-2}, {"rope_parameters": {"rope_type": "default",
+                                                           "rope_theta": 9000.0}}),
+    "gpt_neox": ({"use_parallel_residual": False},
+                 {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                      "partial_rotary_factor": 0.25}}),
+}
+
+
+def stray_of(expected):
+    """How far PyTorch's own fp32 is from fp64, at the worst."""
+    return max(abs(a - b) for x, y in zip(expected["float32"], expected["float64"])
+               for a, b in zip(x, y))
 
 
 def oracle_deck(family, truth, batch, micro, stage, reduce):
@@ -55,8 +85,7 @@ class Oracle(RunTest):
             want = dict(enumerate(map(tuple, expected["float64"]), 1))
             # Tessera may stray from fp64 as far as PyTorch's own fp32 does, with room for other
             # orders of summation: each rounding error is below its share, their sum is not fixed.
-            stray = max(abs(a - b) for x, y in zip(expected["float32"], expected["float64"])
-                        for a, b in zip(x, y))
+            stray = stray_of(expected)
             name = f"{family}_{ranks}_{stage}_{reduce}_{micro}"
             with self.subTest(name):
                 got = self.train(ranks, self.deck(name, oracle_deck(
@@ -70,6 +99,38 @@ class Oracle(RunTest):
 
     def test_llama(self):
         self.check("llama")
+
+    def test_families(self):
+        for family in FEATURES:
+            truth = json.loads((ORACLE / family / "losses.json").read_text())
+            expected = truth["batches"]["8"]
+            want = dict(enumerate(map(tuple, expected["float64"]), 1))
+            for number, (ranks, layout) in enumerate(FEW_LAYOUTS):
+                if family == "olmo2" and "parallel__tensor" in layout:
+                    layout = {**layout, "parallel__tensor": 1}  # its norms need all heads at once
+                with self.subTest(family=family, ranks=ranks, **layout):
+                    deck = change(oracle_deck(family, truth, 8, 1, 0, "step"), **layout)
+                    got = self.train(ranks, self.deck(f"{family}_{number}", deck))
+                    self.assertEqual(list(got), list(want))
+                    worst = max(abs(a - b) for s in want for a, b in zip(got[s], want[s]))
+                    self.assertLess(worst, 8 * stray_of(expected))
+
+    def test_what_is_special_of_a_family_is_seen(self):
+        """With any other value of its features a model has another loss, far beyond the bound."""
+        for family, edits in FEATURES.items():
+            truth = json.loads((ORACLE / family / "losses.json").read_text())
+            expected = truth["batches"]["8"]
+            for number, edit in enumerate(edits):
+                with self.subTest(family=family, **edit):
+                    model = self.dir / f"{family}_{number}_model"
+                    shutil.copytree(ORACLE / family, model)
+                    config = json.loads((model / "config.json").read_text())
+                    (model / "config.json").write_text(json.dumps({**config, **edit}))
+                    deck = oracle_deck(family, truth, 8, 4, 0, "step")
+                    deck["model"]["init_from"], deck["run"]["steps"] = str(model), 1
+                    loss, _ = self.train(1, self.deck(f"{family}_{number}", deck))[1]
+                    self.assertGreater(abs(loss - expected["float64"][0][0]),
+                                       100 * stray_of(expected))
 
     def test_lamb(self):
         """Each step from the run's own state before it, by the formula: one ratio a tensor, whose
