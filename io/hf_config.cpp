@@ -668,8 +668,7 @@ json implied_values(const HfFamily& family) {
 
 }  // namespace
 
-std::string write_hf_config(const HfArchitecture& a, DType type,
-                            std::optional<std::int32_t> end_of_text,
+std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds& ends,
                             std::span<const std::string> classes) {
   const auto families = find_families(&HfFamily::family, a.family);
   if (families.empty()) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
@@ -692,7 +691,8 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
                  {"bos_token_id", nullptr},
                  {"eos_token_id", nullptr},
                  {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
-  if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
+  if (ends.begin) config["bos_token_id"] = *ends.begin;
+  if (ends.end) config["eos_token_id"] = *ends.end;
   for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
   for (const HfDropoutRow& row : family->dropouts) write_dropout(config, a, row);
   for (const HfOptionalRow& row : family->optional) {

@@ -149,10 +149,14 @@ struct HfConfig {
 /// changes the computation.
 HfConfig read_hf_config(const std::filesystem::path& path);
 
+/// The tokens that begin and end a text, where there are such.
+struct TextEnds {
+  std::optional<std::int32_t> begin, end;
+};
+
 /// The text of a config.json that describes the model, and names its classes; DataError if its
 /// family, as Hugging Face defines it, cannot be set up so.
-std::string write_hf_config(const HfArchitecture& architecture, DType type,
-                            std::optional<std::int32_t> end_of_text,
+std::string write_hf_config(const HfArchitecture& architecture, DType type, const TextEnds& ends,
                             std::span<const std::string> classes = {});
 
 }  // namespace tessera::io

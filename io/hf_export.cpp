@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "io/hugging_face.hpp"
+#include "io/tokenizer_json.hpp"
 
 namespace tessera::io {
 namespace fs = std::filesystem;
@@ -141,6 +142,14 @@ class PartialDirectory {
   fs::path path_;
 };
 
+/// A text begins with the token that the post-processor puts before it, or else, as documents
+/// follow one another, with the one that ends the document before.
+TextEnds ends_of(const Tokenizer& tokenizer) {
+  const auto& before = tokenizer.frame().before;
+  const auto end = tokenizer.end_of_text();
+  return {.begin = before.size() == 1 ? std::optional(before[0]) : end, .end = end};
+}
+
 /// tokenizer.json, and the least that tells transformers to use it as it is.
 void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokenizer,
                      const HfArchitecture& architecture) {
@@ -148,9 +157,9 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
                            {"clean_up_tokenization_spaces", false},
                            {"model_max_length", architecture.context}};
   config["bos_token"] = config["eos_token"] = nullptr;
-  if (const auto end = tokenizer.end_of_text()) {
-    config["bos_token"] = config["eos_token"] = tokenizer.name_of(*end);
-  }
+  const TextEnds ends = ends_of(tokenizer);
+  if (ends.begin) config["bos_token"] = tokenizer.name_of(*ends.begin);
+  if (ends.end) config["eos_token"] = tokenizer.name_of(*ends.end);
   if (const auto mask = static_cast<std::int32_t>(architecture.mask_token);
       mask >= 0 && !tokenizer.name_of(mask).empty()) {
     config["mask_token"] = tokenizer.name_of(mask);
@@ -172,8 +181,7 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
   }
   const std::string config = write_hf_config(
       options.architecture, options.type,
-      options.tokenizer == nullptr ? std::nullopt : options.tokenizer->end_of_text(),
-      options.classes);
+      options.tokenizer == nullptr ? TextEnds{} : ends_of(*options.tokenizer), options.classes);
   const auto parameters = hf_tensors(options.architecture);
   const auto tensors = stored_tensors(parameters);
   const auto shards = shards_of(tensors, options.type, options.shard_bytes);

@@ -13,7 +13,8 @@ void read(const std::string& input) {
   const auto path = directory / "config.json";
   test::write_file(path, input);
   const io::HfArchitecture architecture = io::read_hf_config(path).architecture;
-  const std::string written = io::write_hf_config(architecture, DType::bf16, 5);
+  const std::string written =
+      io::write_hf_config(architecture, DType::bf16, {.begin = 5, .end = 5});
   test::write_file(path, written);
   certainly([&] {
     TESSERA_CHECK(io::read_hf_config(path).architecture == architecture, "written as {}", written);

@@ -317,6 +317,12 @@ class Prompts(TextTest):
                                        "--prompt", prompt, *options)
                 self.assertIn(f"stopped after {added} of --tokens 99", output)
         self.run_code(DECK, "generate", self.dir / "run", "--prompt", "", "--no-special-tokens")
+        # What reads an export begins texts so too.
+        self.run_code(0, "export", self.dir / "run", "--to", self.dir / "hf")
+        said = json.loads((self.dir / "hf" / "tokenizer_config.json").read_text())
+        self.assertEqual((said["bos_token"], said["eos_token"]), ("<s>", None))
+        config = json.loads((self.dir / "hf" / "config.json").read_text())
+        self.assertEqual((config["bos_token_id"], config["eos_token_id"]), (1, None))
 
 
 WRITE_PARQUET = """
