@@ -169,6 +169,15 @@ class TokenBudgets(DocumentsTest):
                 steps = [(s["lr"], s["targets"]) for s in self.steps_of(name)]
                 want = want or (numbers, steps)
                 self.assertEqual((numbers, steps), want)
+            # Steps that are done again, on another layout, have the same rates and bits.
+            for path in (self.dir / f"{scaling}_0" / "checkpoints").glob("step_*"):
+                if path.name != "step_00000002":
+                    shutil.rmtree(path)
+            again = self.deck(f"{scaling}_0", tiny_deck(self.dir / "corpus", **of_kind,
+                                                        zero__stage=1))
+            numbers = self.train(2, again)
+            steps = [(s["lr"], s["targets"]) for s in self.steps_of(f"{scaling}_0")]
+            self.assertEqual((numbers, steps), want)
             rates, targets = zip(*want[1])
             self.assertGreater(len(set(targets)), 1)
             for rate, count in zip(rates, targets):
