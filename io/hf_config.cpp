@@ -84,9 +84,9 @@ class ConfigReader {
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
     read_classes(*family);
     read_activation(*family);
+    if (family->windows != nullptr) read_windows(*family->windows);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
     if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
-    if (family->windows != nullptr) read_windows(*family->windows);
     refuse_windows_of_others(*family);
     refuse_unknown(*family);
     fill_defaults(*family, type.place());
@@ -266,8 +266,9 @@ class ConfigReader {
     }
     if (!names.local_theta.empty()) {
       require_plain_rotary(local);
-      set_number("rope_local_theta", rotary_setting(local, "rope_theta", names.local_theta),
-                 names.default_local_theta);
+      const auto theta = rotary_setting(local, "rope_theta", names.local_theta);
+      if (config_.architecture.window > 0)
+        set_number("rope_local_theta", theta, names.default_local_theta);
     }
     read_rope_scaling(rope);
   }
@@ -575,7 +576,10 @@ namespace {
 void write_rotary(json& config, const HfArchitecture& a, const HfRotary& names) {
   config[std::string(names.theta)] = a.rope_theta;
   if (!names.share.empty()) config[std::string(names.share)] = a.rotary_share;
-  if (!names.local_theta.empty()) config[std::string(names.local_theta)] = a.rope_local_theta;
+  if (!names.local_theta.empty()) {
+    config[std::string(names.local_theta)] =
+        a.window > 0 ? a.rope_local_theta : names.default_local_theta;
+  }
   if (a.rope_scaling == "none") return;
   json& scaling = config["rope_scaling"];
   scaling = {{"rope_type", a.rope_scaling}, {"factor", a.rope_factor}};

@@ -429,6 +429,21 @@ TEST(HfModel, DropoutGoesBothWays) {
             std::string::npos);
 }
 
+TEST(HfModel, HasNoLocalPositionsWithoutWindows) {
+  const Copy copy("gemma3");
+  copy.edit("config.json", [](json& c) {
+    c.erase("sliding_window_pattern");
+    for (json& type : c["layer_types"]) type = "full_attention";
+  });
+  const auto a = io::read_hf_config(copy.path / "config.json").architecture;
+  EXPECT_EQ(std::tuple(a.window, a.rope_local_theta), std::tuple(0, 0.0));
+  const json written = json::parse(io::write_hf_config(a, DType::f32, {}));
+  EXPECT_EQ(written["rope_local_base_freq"], 10000.0);
+  copy.edit("config.json", [&](json& c) { c = written; });
+  const auto again = io::read_hf_config(copy.path / "config.json").architecture;
+  EXPECT_EQ(std::tuple(again.window, again.rope_local_theta), std::tuple(0, 0.0));
+}
+
 TEST(HfModel, KnowsWindowsByAnyOfTheirSettings) {
   const Copy copy("gemma3");
   const auto edited = [&](const std::function<void(json&)>& change) {
