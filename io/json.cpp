@@ -94,6 +94,10 @@ void JsonCursor::fail(std::string_view message) const {
   throw DataError(fmt::format("{}: {}", place(), message));
 }
 
+void JsonCursor::unsupported(std::string_view message) const {
+  throw UnsupportedError(fmt::format("{}: {}", place(), message));
+}
+
 std::string JsonCursor::shown() const { return excerpt(*value_); }
 
 void JsonCursor::expected(std::string_view what) const {

@@ -11,7 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.hpp"
+
 namespace tessera::io {
+
+/// For what is well-formed, but of a kind that is not read here.
+struct UnsupportedError : DataError {
+  using DataError::DataError;
+};
 
 /// One value of a JsonDocument, which must outlive it.
 class JsonCursor {
@@ -49,6 +56,8 @@ class JsonCursor {
   /// "file: $.path"
   std::string place() const { return *file_ + ": " + path_; }
   [[noreturn]] void fail(std::string_view message) const;
+  /// The same as an UnsupportedError.
+  [[noreturn]] void unsupported(std::string_view message) const;
   /// "expected ..., found ..."
   [[noreturn]] void expected(std::string_view what) const;
 

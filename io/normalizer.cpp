@@ -129,7 +129,7 @@ void Normalizer::add(const JsonCursor& value) {
     const auto map = std::make_shared<Charsmap>(value["precompiled_charsmap"]);
     steps_.emplace_back([map](const std::string& text, bool) { return map->apply(text); });
   } else {
-    value["type"].fail(fmt::format(
+    value["type"].unsupported(fmt::format(
         "the normalizer \"{}\" is not supported; allowed: Sequence, BertNormalizer, NFC, NFD, "
         "NFKC, NFKD, Lowercase, StripAccents, Strip, Prepend, Replace and Precompiled",
         type));

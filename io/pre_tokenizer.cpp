@@ -125,7 +125,7 @@ void PreTokenizer::add(const JsonCursor& value, bool last) {
     at_characters(is_numeric, value.flag("individual_digits", false) ? SplitBehavior::isolated
                                                                      : SplitBehavior::contiguous);
   } else {
-    value["type"].fail(fmt::format(
+    value["type"].unsupported(fmt::format(
         "\"{}\" here is not supported; allowed: Sequence, Split, Metaspace, Whitespace, "
         "WhitespaceSplit, BertPreTokenizer, Punctuation, Digits and, last, ByteLevel",
         type));
@@ -171,7 +171,8 @@ void PreTokenizer::add_split(const JsonCursor& value) {
 void PreTokenizer::add_byte_level(const JsonCursor& value) {
   byte_level_ = true;
   if (value.flag("add_prefix_space", true)) {
-    if (!steps_.empty()) value["add_prefix_space"].fail("true after another step is not supported");
+    if (!steps_.empty())
+      value["add_prefix_space"].unsupported("true after another step is not supported");
     add_step("prefix space", [](std::string_view text, bool, TextStart start, const Piece& piece) {
       if (start == TextStart::text || text.starts_with(' ')) return piece(text, true);
       piece(std::string(1, ' ').append(text), true);

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "core/error.hpp"
+#include "io/json.hpp"
 #include "io/utf8.hpp"
 
 namespace tessera::io {
@@ -45,8 +46,8 @@ struct SplitPattern::Compiled {
 SplitPattern::SplitPattern(std::string_view pattern, std::string place)
     : compiled_(std::make_unique<Compiled>()) {
   if (pattern.size() > kLongestPattern) {
-    throw DataError(fmt::format("{}: a pattern of {} bytes, at most {} allowed", place,
-                                pattern.size(), kLongestPattern));
+    throw UnsupportedError(fmt::format("{}: a pattern of {} bytes, at most {} allowed", place,
+                                       pattern.size(), kLongestPattern));
   }
   int error = 0;
   std::size_t offset = 0;
@@ -55,7 +56,8 @@ SplitPattern::SplitPattern(std::string_view pattern, std::string place)
                                       &offset, nullptr));
   if (error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
   if (!compiled_->code) {
-    throw DataError(fmt::format("{}: pattern, character {}: {}", place, offset, message_of(error)));
+    throw UnsupportedError(
+        fmt::format("{}: pattern, character {}: {}", place, offset, message_of(error)));
   }
   compiled_->text = pattern;
   compiled_->place = std::move(place);

@@ -17,7 +17,7 @@ using Ids = std::unordered_map<std::string, std::int32_t>;
 void refuse_text(const JsonCursor& object, std::string_view key) {
   const auto value = object.find(key);
   if (value && !value->text().empty()) {
-    value->fail(fmt::format("\"{}\" is not supported; allowed: null", value->text()));
+    value->unsupported(fmt::format("\"{}\" is not supported; allowed: null", value->text()));
   }
 }
 
@@ -116,7 +116,7 @@ void parse_characters(const JsonCursor& value, const Ids& ids, BpeModel& model) 
 
 ModelDefinition parse_bpe(const JsonCursor& value, bool byte_level) {
   if (const auto dropout = value.find("dropout"); dropout && dropout->number() != 0) {
-    dropout->fail("merge dropout is not supported; allowed: null");
+    dropout->unsupported("merge dropout is not supported; allowed: null");
   }
   refuse_text(value, "continuing_subword_prefix");
   refuse_text(value, "end_of_word_suffix");
@@ -209,7 +209,7 @@ std::int32_t token_id(const JsonCursor& value) {
 
 void refuse_flag(const JsonCursor& object, std::string_view key) {
   if (object.flag(key)) {
-    object[key].fail("true is not supported; allowed: false");
+    object[key].unsupported("true is not supported; allowed: false");
   }
 }
 
@@ -242,9 +242,9 @@ ModelDefinition parse_token_model(const JsonCursor& value, bool byte_level) {
   if (!type || type->text() == "BPE") return parse_bpe(value, byte_level);
   if (!byte_level && type->text() == "WordPiece") return parse_word_piece(value);
   if (!byte_level && type->text() == "Unigram") return parse_unigram(value);
-  type->fail(fmt::format("\"{}\" is not supported{}; allowed: {}", type->text(),
-                         byte_level ? " behind the pre-tokenizer ByteLevel" : "",
-                         byte_level ? "\"BPE\"" : "BPE, WordPiece and Unigram"));
+  type->unsupported(fmt::format("\"{}\" is not supported{}; allowed: {}", type->text(),
+                                byte_level ? " behind the pre-tokenizer ByteLevel" : "",
+                                byte_level ? "\"BPE\"" : "BPE, WordPiece and Unigram"));
 }
 
 }  // namespace tessera::io

@@ -53,7 +53,7 @@ Step replace_step(const JsonCursor& value) {
 Step strip_step(const JsonCursor& value) {
   const std::string content = value["content"].text();
   const std::int64_t start = value["start"].integer(0, 1000);
-  if (value["stop"].integer() != 0) value["stop"].fail("only 0 is supported");
+  if (value["stop"].integer() != 0) value["stop"].unsupported("only 0 is supported");
   return [=](std::string token, bool first) {
     for (std::int64_t i = 0; first && i < start && token.starts_with(content); ++i)
       token.erase(0, content.size());
@@ -93,7 +93,7 @@ void add_steps(const JsonCursor& value, std::vector<Step>& steps) {
   } else if (type == "WordPiece") {
     steps.push_back(word_piece_step(value));
   } else if (type != "Fuse") {  // which joins tokens, as all of them are anyway
-    value["type"].fail(
+    value["type"].unsupported(
         fmt::format("the decoder \"{}\" is not supported here; allowed: Sequence, "
                     "Replace, ByteFallback, Fuse, Strip, Metaspace and WordPiece",
                     type));

@@ -54,7 +54,7 @@ std::optional<Tokenizer> open_if_known(const fs::path& tokenizer_json) {
   if (!path_exists(tokenizer_json)) return std::nullopt;
   try {
     return Tokenizer::open(tokenizer_json);
-  } catch (const DataError&) {
+  } catch (const UnsupportedError&) {
     return std::nullopt;
   }
 }

@@ -40,7 +40,7 @@ Tokenizer with_end(Tokenizer tokenizer, const std::string& name, const std::stri
 
 /// The token that stands for masked ones: what tokenizer_config.json beside the file calls
 /// "mask_token", else a token of one of the names that families use. Nothing where there is none,
-/// or no tokenizer.json that can be used.
+/// or no tokenizer.json of a kind that is read here. DataError for one that is damaged.
 std::optional<std::int32_t> mask_token_of(const std::filesystem::path& tokenizer_json);
 
 /// How documents end, for people: "each ended by id 0 <|endoftext|>".

@@ -101,7 +101,7 @@ class Parser {
         ids->push_back(known_id(value[key].items(2, 2)[1]));
       }
     } else if (type != "ByteLevel") {  // which changes offsets alone
-      value["type"].fail(
+      value["type"].unsupported(
           fmt::format("the post-processor \"{}\" is not supported; allowed: Sequence, ByteLevel, "
                       "TemplateProcessing, BertProcessing and RobertaProcessing",
                       type));

@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
+#include "io/json.hpp"
 #include "io/tokenizer_files.hpp"
 
 namespace tessera::data {
@@ -41,7 +42,7 @@ void check_vocabulary(const deck::LoadedDeck& loaded, const KnownTokenizer& know
 std::optional<io::Tokenizer> open_known(const KnownTokenizer& known) {
   try {
     return io::Tokenizer::open(known.path);
-  } catch (const DataError&) {
+  } catch (const io::UnsupportedError&) {
     if (known.key.starts_with("data.")) throw;
     return std::nullopt;
   }

@@ -35,9 +35,9 @@ std::optional<std::filesystem::path> tokenizer_of_checkpoint(
     const std::filesystem::path& checkpoint);
 
 /// The first of all that training data or the model have; nothing if none is known. Throws
-/// DataError, naming both, where two of all differ (a model's that cannot be read here is not
-/// compared), and for data's that has more tokens than model.vocab, unless data.accept_tokenizer is
-/// true.
+/// DataError, naming both, where two of all differ (a model's of a kind that is not read here is
+/// not compared), and for data's that has more tokens than model.vocab, unless
+/// data.accept_tokenizer is true.
 std::optional<std::filesystem::path> common_tokenizer(const deck::LoadedDeck& loaded,
                                                       std::span<const KnownTokenizer> all);
 

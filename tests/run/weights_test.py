@@ -332,6 +332,17 @@ class Encoders(WeightsTest):
         self.assertEqual(*((self.dir / f"{run}_out" / "model.safetensors").read_bytes()
                            for run in ("then", "now")))
 
+    def test_a_tokenizer_that_is_damaged_or_of_another_kind(self):
+        source = self.copy_of("bert", "tokenized", mask_token_id=None)
+        for text, code, says in (
+                ('{"model": ', 3, "tokenizer.json: "),
+                ("[]", 3, "tokenizer.json: $: expected an object"),
+                ('{"model": {"type": "WordPiece"}}', 3, "tokenizer.json: $.model"),
+                ('{"model": {"type": "WordLevel", "vocab": {}}}', 2, "task.mask_token is missing")):
+            with self.subTest(text):
+                (source / "tokenizer.json").write_text(text)
+                self.job("import", source, "--to", self.dir / "no", code=code, says=[says])
+
     def test_classes(self):
         """Their names go with the model, and other data does not."""
         source, run = SOURCE / "tests/data/hf/bert_classes", self.dir / "bert_classes"
