@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "io/file.hpp"
 #include "io/hf_families.hpp"
@@ -59,9 +60,6 @@ std::int64_t dynamic_context(const HfArchitecture& a) {
   return static_cast<std::int64_t>(a.rope_factor * static_cast<double>(a.rope_original_context));
 }
 
-/// What transformers calls a class that has no name.
-std::string unnamed_class(std::int64_t i) { return fmt::format("LABEL_{}", i); }
-
 class ConfigReader {
  public:
   explicit ConfigReader(const JsonCursor& root) : root_(root) {}
@@ -112,7 +110,7 @@ class ConfigReader {
       value->fail(
           fmt::format("{} is not supported; allowed: {}", value->shown(), row.value.dump()));
     }
-    const bool none = row.value.is_null() || row.value == false;
+    const bool none = row.value.is_null() || row.value == false || row.or_null;
     if (!none && is_null(row.setting)) refuse_null(row.setting, row.value.dump());
   }
 
@@ -138,9 +136,15 @@ class ConfigReader {
   /// Classes and their names: {"0": "negative", "1": "positive"}.
   void read_classes(const HfFamily& family) {
     if (family.task != "classify") return;
-    const auto names = root_.find("id2label");
-    const std::int64_t labels = names ? names->size() : kDefaultLabels;
-    set("task.labels", labels, names ? names->place() : root_.place());
+    const auto names = root_.find("id2label"), number = root_.find("num_labels");
+    const std::int64_t labels = names    ? names->size()
+                                : number ? number->integer(1, kLargestExtent)
+                                         : kDefaultLabels;
+    if (number && number->integer() != labels) {
+      number->fail(fmt::format("{}, but id2label names {}: remove the one that is wrong",
+                               number->shown(), count_text(labels, "class", "classes")));
+    }
+    set("task.labels", labels, names ? names->place() : number.value_or(root_).place());
     for (std::int64_t i = 0; names && i < labels; ++i)
       config_.classes.push_back((*names)[fmt::format("{}", i)].text());
     if (std::set(config_.classes.begin(), config_.classes.end()).size() != config_.classes.size())
@@ -565,6 +569,8 @@ std::string deck_key(std::string_view key) {
   return fmt::format("{}{}", of_model ? "model." : "", key);
 }
 
+std::string unnamed_class(std::int64_t i) { return fmt::format("LABEL_{}", i); }
+
 HfConfig read_hf_config(const std::filesystem::path& path) {
   const JsonDocument document(read_text(path, kLargestConfig), path.string());
   return ConfigReader(document.root()).read();
@@ -670,15 +676,22 @@ json implied_values(const HfFamily& family) {
   return values;
 }
 
-}  // namespace
-
-std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds& ends,
-                            std::span<const std::string> classes) {
+/// The row of a model's family and task; of a task that the family has no head for, its usual one.
+const HfFamily& family_of(const HfArchitecture& a) {
   const auto families = find_families(&HfFamily::family, a.family);
   if (families.empty()) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
   const auto row_of_task =
       std::ranges::find_if(families, [&](const HfFamily* row) { return row->task == a.task; });
-  const HfFamily* family = row_of_task == families.end() ? families[0] : *row_of_task;
+  return row_of_task == families.end() ? *families[0] : **row_of_task;
+}
+
+}  // namespace
+
+std::string_view hf_model_class(const HfArchitecture& a) { return family_of(a).model_class; }
+
+std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds& ends,
+                            std::span<const std::string> classes) {
+  const HfFamily* family = &family_of(a);
   const json implied = implied_values(*family);
   for (const auto& [key, needed] : implied.items()) {
     if (const json value = value_of(a, key); value != needed) cannot_export(a, key, value, needed);

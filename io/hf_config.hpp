@@ -144,6 +144,12 @@ struct HfConfig {
   std::vector<std::string> classes;  // their names, where the model has classes and says them
 };
 
+/// What transformers calls a class that has no name.
+std::string unnamed_class(std::int64_t i);
+
+/// The class of transformers that the model is.
+std::string_view hf_model_class(const HfArchitecture& architecture);
+
 /// Reads a config.json of a family that hf_families has a table of. DataError, naming file and key,
 /// for a setting whose value is not supported, and for one of which it is not known whether it
 /// changes the computation.

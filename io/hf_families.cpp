@@ -335,7 +335,7 @@ HfFamily classifier(HfFamily family, std::string_view model_class) {
   const auto of_tied = [](const HfFixedRow& row) { return row.setting == "tie_word_embeddings"; };
   std::erase_if(family.fixed, of_tied);
   family.unused.emplace_back("tie_word_embeddings");
-  family.fixed.emplace_back("problem_type", "single_label_classification");
+  family.fixed.emplace_back("problem_type", "single_label_classification", true);
   const auto of_head = [](const HfImpliedRow& row) {
     return row.key == "tied_embeddings" || row.key.starts_with("head_");
   };

@@ -27,10 +27,12 @@ struct HfOptionalRow {
   std::string_view setting;
 };
 
-/// A setting of which one value is supported; a file without it means that value.
+/// A setting of which one value is supported; a file without it means that value. So does one that
+/// says null, where transformers takes it so.
 struct HfFixedRow {
   std::string_view setting;
   nlohmann::json value;
+  bool or_null = false;
 };
 
 /// A key of [model] that the family itself fixes.

@@ -90,16 +90,25 @@ class HfModel::Matching {
 
   void take_parameters() {
     for (const HfTensor& tensor : model_.parameters_) {
+      const bool of_head = !tensor.tensor.starts_with(hf_prefix(model_.architecture()));
+      tensors_of_head_ += of_head ? 1 : 0;
       if (auto source = take(tensor)) {
         take_added(*source);
         model_.sources_.emplace(tensor.parameter, *source);
       } else {
         add_missing(tensor.tensor);
+        missing_of_head_ += of_head ? 1 : 0;
       }
     }
     for (const HfTensor& tensor : hf_copies(model_.architecture())) {
       if (const auto copy = take(tensor)) model_.copies_.emplace(tensor.parameter, *copy);
     }
+  }
+
+  /// Whether none of the tensors behind the model's layers is there, and none else is missing.
+  bool headless() const {
+    return !problems_.empty() && std::ssize(problems_) == missing_of_head_ &&
+           missing_of_head_ == tensors_of_head_;
   }
 
   /// What is wrong, with what nothing has taken.
@@ -169,15 +178,23 @@ class HfModel::Matching {
   std::set<std::string, std::less<>> known_;
   std::map<std::string, Found, std::less<>> found_;  // by the current name, with the prefix
   std::vector<std::string> problems_;
+  std::ptrdiff_t tensors_of_head_ = 0, missing_of_head_ = 0;
 };
 
 void HfModel::match(const fs::path& directory) {
   Matching matching(*this);
   matching.take_parameters();
+  const bool headless = matching.headless();
   const std::vector<std::string> problems = std::move(matching).problems();
   if (problems.empty()) return;
   std::string message =
       printable(fmt::format("{}: the weights do not fit config.json:", directory.string()));
+  if (headless) {
+    message = printable(fmt::format(
+        "{}: these are weights without the head of a {}, and none is made up: give the directory "
+        "of a model that has it:",
+        directory.string(), hf_model_class(architecture())));
+  }
   for (std::size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {
     message += "\n  " + printable(problems[i]);
   }

@@ -83,9 +83,11 @@ std::optional<io::LabelNames> labels_of_directory(const io::HfModel& model) {
   return io::LabelNames{.key = "label", .names = {model.classes().begin(), model.classes().end()}};
 }
 
-void check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
-                  const std::filesystem::path& run_directory) {
+std::string check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
+                         const std::filesystem::path& run_directory) {
+  std::string unnamed;  // the model whose classes are so
   const auto check = [&](const std::vector<std::string>& names, const std::string& place) {
+    if (names.empty()) unnamed = place;
     if (names.empty() || names == labels.names) return;
     throw DataError(fmt::format(
         "data.train has {}, but the model's classes are {}, as {} says: make the data with tessera "
@@ -97,9 +99,19 @@ void check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
     const auto config = std::filesystem::path(*directory) / "config.json";
     check(io::read_hf_config(config).classes, config.string());
   }
-  const bool begun = !io::committed_checkpoints(run_directory / "checkpoints").empty();
-  if (const auto file = run_directory / "labels.json"; begun && io::path_exists(file))
-    check(io::read_label_names(file).names, file.string());
+  if (!io::committed_checkpoints(run_directory / "checkpoints").empty()) {
+    const auto file = run_directory / "labels.json";
+    const bool named = io::path_exists(file);
+    if (named) unnamed.clear();  // by the run itself
+    check(named ? io::read_label_names(file).names : std::vector<std::string>(),
+          named ? file.string() : run_directory.string());
+  }
+  if (unnamed.empty()) return "";
+  std::vector<std::string> taken;
+  for (std::size_t i = 0; i < labels.names.size(); ++i)
+    taken.push_back(fmt::format("{} is {}", i, labels.names[i]));
+  return fmt::format("{} has no names for its classes, which are taken for those of data.train: {}",
+                     unnamed, fmt::join(taken, ", "));
 }
 
 std::optional<std::filesystem::path> labels_of_checkpoint(const std::filesystem::path& checkpoint) {

@@ -40,9 +40,10 @@ std::optional<io::LabelNames> labels_of_directory(const io::HfModel& model);
 
 /// DataError where data has other labels than the model that the run begins with, that of
 /// model.init_from or of checkpoints that `run_directory` holds: classes would change their
-/// meaning.
-void check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
-                  const std::filesystem::path& run_directory);
+/// meaning. Where that model has classes but no names for them, says which it takes them for;
+/// else empty.
+std::string check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
+                         const std::filesystem::path& run_directory);
 
 /// The labels.json of a checkpoint directory, or of the run that it lies in.
 std::optional<std::filesystem::path> labels_of_checkpoint(const std::filesystem::path& checkpoint);

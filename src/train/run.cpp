@@ -40,7 +40,7 @@ void Run::open_data() {
     if (control.rank() != 0) return;
     data_files = io::identify(*corpus);
     labels = data::common_labels(loaded, corpus.get(), validation.get());
-    if (labels) data::check_labels(loaded, *labels, directory);
+    if (labels) unnamed_classes = data::check_labels(loaded, *labels, directory);
   });
   course.set_data(data::epoch_samples(*corpus, deck));
 }

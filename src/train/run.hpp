@@ -50,6 +50,7 @@ struct Run {
   TextBytes validation_bytes;                           // where there is validation data
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
   std::optional<io::LabelNames> labels;                 // of classified documents, on rank 0
+  std::string unnamed_classes;                          // what is said of the model's, on rank 0
   Course course;
   std::string traffic;   // how what the deck left open was settled, for people
   double gemm_rate = 0;  // of a rank in flop/s, where settling it took measuring; 0: not known

@@ -53,6 +53,7 @@ void Trainer::start() {
   run_.engine->tune(run_.directory, true,
                     [&](const std::string& line) { run_.log.say("kernels   " + line); });
   faults_->announce(run_.log);
+  if (!run_.unnamed_classes.empty()) run_.log.say("note: " + printable(run_.unnamed_classes));
   start_or_resume();
   check_switch();
   control.together([&] {

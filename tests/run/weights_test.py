@@ -332,6 +332,21 @@ class Encoders(WeightsTest):
         self.assertEqual(*((self.dir / f"{run}_out" / "model.safetensors").read_bytes()
                            for run in ("then", "now")))
 
+    def test_weights_without_a_head(self):
+        """Which no import makes up."""
+        for name, head, of in (("bert", "cls.predictions.", "BertForMaskedLM"),
+                               ("roberta_classes", "classifier.", "RobertaForSequenceClassification")):
+            prefix = name.split("_")[0]
+            for classes in ([of], None, ["BertModel"]):
+                if classes != [of] and name != "bert":
+                    continue  # which then is a masked language model's
+                source = self.copy_of(name, f"{name}_{classes and classes[0]}", architectures=classes)
+                self.add_tensors(source, lambda of: of.replace(head, f"{prefix}.pooler."), {})
+                output = self.job("import", source, "--to", self.dir / "no", code=3,
+                                  says=[f"these are weights without the head of a {of}"])
+                self.assertIn(f"{head}", output)
+                self.assertFalse((self.dir / "no").exists())
+
     def test_a_tokenizer_that_is_damaged_or_of_another_kind(self):
         source = self.copy_of("bert", "tokenized", mask_token_id=None)
         for text, code, says in (
@@ -378,6 +393,13 @@ class Encoders(WeightsTest):
                 output = self.job("train", deck, *sets, ranks=1, code=code)
                 self.assertEqual("the model's classes are warm, cold, hot" in output, code != 0,
                                  output)
+        unnamed = self.copy_of("bert_classes", "unnamed", id2label=None, num_labels=3)
+        says = (f"note: {unnamed}/config.json has no names for its classes, which are taken for those "
+                "of data.train: 0 is cold, 1 is hot, 2 is warm")
+        deck = self.starting_from("unnamed_started", unnamed, data__train=[str(self.dir / "sorted")],
+                                  data__validation=None, evaluate__batches=None)
+        self.job("check", deck, "--ranks", "1", says=[says])
+        self.job("train", deck, ranks=1, says=[says])
 
     def test_what_is_refused(self):
         for name, says, settings in (

@@ -61,9 +61,12 @@ std::string data_text(const deck::LoadedDeck& loaded) {
              validation = corpus_of(loaded, data::validation_key(deck));
   std::string text = training.text + validation.text;
   if (const auto labels =
-          data::common_labels(loaded, training.corpus.get(), validation.corpus.get()))
+          data::common_labels(loaded, training.corpus.get(), validation.corpus.get())) {
     text +=
         fmt::format("labels: {}\n", printable(fmt::format("{}", fmt::join(labels->names, ", "))));
+    const std::string note = data::check_labels(loaded, *labels, deck::run_directory(deck));
+    if (!note.empty()) text += fmt::format("note: {}\n", printable(note));
+  }
   const auto tokenizers = data::tokenizers_of_run(deck);
   data::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)

@@ -295,6 +295,13 @@ TEST(HfModel, NamesClasses) {
     c["id2label"] = {{"0", "LABEL_0"}, {"1", "LABEL_1"}, {"2", "LABEL_2"}};
   });
   EXPECT_TRUE(io::HfModel::open(copy.path).classes().empty()) << "these are no names";
+  copy.edit("config.json",
+            [](json& c) { c.erase("id2label"), c["num_labels"] = 3, c["problem_type"] = nullptr; });
+  const auto numbered = io::HfModel::open(copy.path);
+  EXPECT_EQ(numbered.architecture().labels, 3);
+  EXPECT_TRUE(numbered.classes().empty());
+  const json written = json::parse(io::write_hf_config(numbered.architecture(), DType::f32, {}));
+  EXPECT_EQ(written["id2label"], (json{{"0", "LABEL_0"}, {"1", "LABEL_1"}, {"2", "LABEL_2"}}));
 }
 
 // Positions hold the first type of tokens too, and files keep a place for both.
@@ -572,6 +579,7 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"bert", "/architectures/0", "BertForTokenClassification",
        "$.architectures[0]: the head of a BertForTokenClassification is not supported; allowed: "
        "BertForMaskedLM, BertForPreTraining, BertModel, BertForSequenceClassification"},
+      {"bert_classes", "/num_labels", 4, "$.num_labels: 4, but id2label names 3 classes"},
       {"bert_classes", "/problem_type", "regression",
        "$.problem_type: \"regression\" is not supported"},
       {"bert_classes", "/id2label/1", "warm", "two classes have the same name"},
