@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <limits>
 
+#include <fmt/ranges.h>
+
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "core/math.hpp"
 #include "io/file.hpp"
@@ -141,10 +144,11 @@ class DocumentReader {
     Pieces pieces(input, range, bytes_done);
     InputPlace place{input.path};
     LabelValue folder{LabelKind::text, input.path.parent_path().filename().string()};
-    const LabelValue* label = rules_.labels == LabelSource::folder ? &folder : nullptr;
+    std::span<const LabelValue> labels;
+    if (rules_.labels == LabelSource::folder) labels = {&folder, 1};
     pieces.for_each([&](std::int64_t at, std::string_view text) {
       place.byte = at;
-      if (!input.json_lines) return document_({.text = text, .label = label, .place = place});
+      if (!input.json_lines) return document_({.text = text, .labels = labels, .place = place});
       if (!is_blank(text)) json_line(text, place);
     });
   }
@@ -162,7 +166,7 @@ class DocumentReader {
   void take_line(std::string_view line, const std::string& name, const InputPlace& place) {
     Document document{.place = place};
     const std::string_view field = rules_.field.empty() ? "text" : std::string_view(rules_.field);
-    if (!rules_.chat && rules_.labels != LabelSource::member) {
+    if (!rules_.chat && rules_.words.empty() && rules_.labels != LabelSource::member) {
       if (const auto text = quick_.text(line, field)) {
         document.text = *text;
         return document_(document);
@@ -170,18 +174,38 @@ class DocumentReader {
     }
     const JsonDocument object(line, name);
     std::vector<TemplatePiece> pieces;
+    std::vector<std::string> words;
+    std::string text;  // of words
     if (rules_.chat) {
       pieces = rules_.chat->render(object.root(), rules_.field);
       document.pieces = pieces;
+    } else if (!rules_.words.empty()) {
+      object.root()[rules_.words].for_each_item(
+          [&](const JsonCursor& word) { words.push_back(word.text()); });
+      document.words = words;
+      document.text = text = fmt::format("{}", fmt::join(words, " "));
     } else {
       document.text = object.root()[field].text();
     }
-    LabelValue label;
+    std::vector<LabelValue> labels;
     if (rules_.labels == LabelSource::member) {
-      label = label_of(object.root()[rules_.label_key]);
-      document.label = &label;
+      labels = labels_of(object.root()[rules_.label_key], std::ssize(words));
+      document.labels = labels;
     }
     document_(document);
+  }
+
+  /// That of a document, or those of so many words.
+  std::vector<LabelValue> labels_of(const JsonCursor& value, std::int64_t words) const {
+    if (rules_.words.empty()) return {label_of(value)};
+    std::vector<LabelValue> labels;
+    value.for_each_item([&](const JsonCursor& label) { labels.push_back(label_of(label)); });
+    if (std::ssize(labels) != words) {
+      value.fail(fmt::format("{} for the {} of {}: each word has one",
+                             count_text(std::ssize(labels), "label"), count_text(words, "word"),
+                             rules_.words));
+    }
+    return labels;
   }
 
   const DocumentRules& rules_;

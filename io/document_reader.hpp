@@ -34,6 +34,9 @@ struct DocumentRules {
   /// that looks for.
   std::string field;
   std::string separator;  // between the documents of a text file; empty: the file is one
+  /// Of a JSON line's object: the list of words that is a document, in place of a text. Then the
+  /// label is a list too, of one for each.
+  std::string words = {};
   LabelSource labels = LabelSource::none;
   std::string label_key = {};          // the member
   bool special_tokens = false;         // text gets what the tokenizer's post-processor adds
@@ -44,7 +47,8 @@ struct DocumentRules {
 struct Document {
   std::string_view text;
   std::span<const TemplatePiece> pieces;  // in place of it, where a template has made it
-  const LabelValue* label = nullptr;      // where the rules ask for one
+  std::span<const std::string> words;     // that the text is made of, where the rules ask for such
+  std::span<const LabelValue> labels;     // where the rules ask for them: its own, or of each word
   const InputPlace& place;
 };
 using DocumentVisitor = std::function<void(const Document& document)>;

@@ -135,7 +135,7 @@ class ConfigReader {
 
   /// Classes and their names: {"0": "negative", "1": "positive"}.
   void read_classes(const HfFamily& family) {
-    if (family.task != "classify") return;
+    if (family.task != "classify" && family.task != "tokens") return;
     const auto names = root_.find("id2label"), number = root_.find("num_labels");
     const std::int64_t labels = names    ? names->size()
                                 : number ? number->integer(1, kLargestExtent)

@@ -60,9 +60,9 @@ struct HfArchitecture {
   double attention_soft_cap = 0, logit_soft_cap = 0;
   // Of training: a family without a setting for one does not keep it.
   double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
-  std::string task = "lm";       // lm | mlm | classify
+  std::string task = "lm";       // lm | mlm | classify | tokens
   std::int64_t mask_token = -1;  // of mlm; -1: not known
-  std::int64_t labels = 0;       // of classify; 0: no classes
+  std::int64_t labels = 0;       // of classify and tokens; 0: no classes
   std::string pooling = "none";  // of classify
 
   bool operator==(const HfArchitecture&) const = default;

@@ -330,25 +330,36 @@ HfFamily bert() {
           .task = "mlm"};
 }
 
-/// The same encoder with a head that says the class of a text from its first token.
-HfFamily classifier(HfFamily family, std::string_view model_class) {
+/// The same encoder with a head of classes in place of its own.
+HfFamily with_classes(HfFamily family, std::string_view model_class, std::string_view task) {
   const auto of_tied = [](const HfFixedRow& row) { return row.setting == "tie_word_embeddings"; };
   std::erase_if(family.fixed, of_tied);
   family.unused.emplace_back("tie_word_embeddings");
-  family.fixed.emplace_back("problem_type", "single_label_classification", true);
   const auto of_head = [](const HfImpliedRow& row) {
     return row.key == "tied_embeddings" || row.key.starts_with("head_");
   };
   std::erase_if(family.implied, of_head);
-  family.implied = joined(family.implied, {{"tied_embeddings", false},
-                                           {"head_activation", "tanh"},
-                                           {"head_bias", true},
-                                           {"task.pooling", "first"}});
+  family.implied = joined(family.implied, {{"tied_embeddings", false}, {"head_bias", true}});
   family.activation_keys = {"activation"};
   family.optional = {};
   family.model_class = model_class;
   family.classes = {model_class};
-  family.task = "classify";
+  family.task = task;
+  return family;
+}
+
+/// Its head says the class of a text from its first token, behind a dense layer.
+HfFamily classifier(HfFamily family, std::string_view model_class) {
+  family = with_classes(std::move(family), model_class, "classify");
+  family.fixed.emplace_back("problem_type", "single_label_classification", true);
+  family.implied = joined(family.implied, {{"head_activation", "tanh"}, {"task.pooling", "first"}});
+  return family;
+}
+
+/// Its head says the class of each token.
+HfFamily token_classifier(HfFamily family, std::string_view model_class) {
+  family = with_classes(std::move(family), model_class, "tokens");
+  std::erase_if(family.numbers, [](const HfNumberRow& row) { return row.key == "head_hidden"; });
   return family;
 }
 
@@ -439,8 +450,10 @@ std::span<const HfFamily> hf_families() {
       gptj(),
       bert(),
       classifier(bert(), "BertForSequenceClassification"),
+      token_classifier(bert(), "BertForTokenClassification"),
       roberta(),
-      classifier(roberta(), "RobertaForSequenceClassification")};
+      classifier(roberta(), "RobertaForSequenceClassification"),
+      token_classifier(roberta(), "RobertaForTokenClassification")};
   return families;
 }
 

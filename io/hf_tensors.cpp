@@ -195,6 +195,15 @@ Names classifier_names(Names names, std::string_view dense_w, std::string_view d
   return names;
 }
 
+/// Such an encoder with an output matrix that says each token's class.
+Names token_classifier_names(Names names, std::string_view pooler) {
+  names.output = "classifier.weight";
+  names.others = {pooler};
+  names.outputs = labels;
+  names.head = {{"head_bias.bias", "classifier.bias", labels}};
+  return names;
+}
+
 Names roberta_names() {
   Names names = bert_like("roberta.", 2, 1);
   names.output = "lm_head.decoder.weight";
@@ -264,11 +273,14 @@ const Names& names_of(const A& a) {
       {{"bert", "classify"},
        classifier_names(bert_like("bert.", 0, 2), "bert.pooler.dense.weight",
                         "bert.pooler.dense.bias", "classifier.weight", "classifier.bias")},
+      {{"bert", "tokens"}, token_classifier_names(bert_like("bert.", 0, 2), "bert.pooler.")},
       {{"roberta", "mlm"}, roberta_names()},
       {{"roberta", "classify"},
        classifier_names(bert_like("roberta.", 2, 1), "classifier.dense.weight",
                         "classifier.dense.bias", "classifier.out_proj.weight",
                         "classifier.out_proj.bias", {"roberta.pooler."})},
+      {{"roberta", "tokens"},
+       token_classifier_names(bert_like("roberta.", 2, 1), "roberta.pooler.")},
       {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
       {{"qwen3", "lm"}, llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
       {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},

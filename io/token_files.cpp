@@ -140,22 +140,24 @@ void TokenCorpus::add_megatron(const std::string& prefix) {
   add_targets();
 }
 
-/// The pair must have the tokens' documents, and its elements lie in the file as the tokens do.
 void TokenCorpus::add_targets() {
   TokenFile& file = files_.back();
-  const auto beside = targets_of(file);
-  if (!beside) return;
-  const MegatronIndex index(*beside);
-  file.targets.emplace(megatron_bin(*beside), OpenMode::read);
-  const std::string name = megatron_idx(*beside).string();
-  if (index.type() != DType::u8)
-    throw DataError(
-        fmt::format("{}: elements of type {}, u8 expected", name, to_string(index.type())));
-  if (shape_of(index, *file.targets) == shape_of(*file.table, file.file)) return;
+  if (const auto beside = targets_of(file)) file.targets = open_alongside(file, *beside, DType::u8);
+}
+
+File open_alongside(const TokenCorpus::TokenFile& tokens, const fs::path& prefix, DType type) {
+  const MegatronIndex index(prefix);
+  File elements(megatron_bin(prefix), OpenMode::read);
+  const std::string name = megatron_idx(prefix).string();
+  if (index.type() != type) {
+    throw DataError(fmt::format("{}: elements of type {}, {} expected", name,
+                                to_string(index.type()), to_string(type)));
+  }
+  if (shape_of(index, elements) == shape_of(*tokens.table, tokens.file)) return elements;
   throw DataError(fmt::format(
       "{}: its documents are not those of {}: the two were not made together. Make both "
       "anew with tessera tokenize",
-      name, file.index->string()));
+      name, tokens.index->string()));
 }
 
 void TokenCorpus::add_llmc(const std::string& path) {

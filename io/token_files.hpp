@@ -91,4 +91,10 @@ class TokenCorpus {
   std::vector<Run> runs_;  // ascending by first, none empty
 };
 
+/// The elements of a pair beside tokens that has one for each: DataError where its type is another,
+/// or where its documents are not those of the tokens, of the same lengths and in the same order in
+/// the file.
+File open_alongside(const TokenCorpus::TokenFile& tokens, const std::filesystem::path& prefix,
+                    DType type);
+
 }  // namespace tessera::io

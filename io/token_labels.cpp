@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t kLargestNamesFile = std::int64_t{64} << 20;
+constexpr std::int64_t kMostClosing = 64;
 
 std::string_view kind_of(const LabelValue& label) {
   constexpr std::array<std::string_view, 3> kKinds = {"a string", "an integer", "true or false"};
@@ -28,6 +29,8 @@ std::int64_t integer_of(const std::string& name) {
   std::from_chars(name.data(), name.data() + name.size(), value);
   return value;
 }
+
+bool is_integer(const std::string& name) { return std::to_string(integer_of(name)) == name; }
 
 struct Labelled {
   LabelValue value;
@@ -74,12 +77,27 @@ std::vector<std::int32_t> read_label_pair(const fs::path& prefix, std::size_t na
   return labels;
 }
 
+/// The prefixes of pairs that have an element for each token.
+std::vector<std::string> pairs_of_words(std::span<const TokenCorpus::TokenFile> tokens) {
+  std::vector<std::string> pairs;
+  for (const TokenCorpus::TokenFile& file : tokens) {
+    const fs::path pair = labels_prefix(prefix_of(file));
+    open_alongside(file, pair, DType::i32);
+    pairs.push_back(pair.string());
+  }
+  return pairs;
+}
+
 }  // namespace
 
-std::optional<std::int32_t> LabelNames::find(std::string_view name) const {
-  const auto found = std::ranges::find(names, name);
-  if (found == names.end()) return std::nullopt;
-  return static_cast<std::int32_t>(found - names.begin());
+std::optional<std::int32_t> LabelNames::find(const LabelValue& value) const {
+  const auto found = std::ranges::find(names, value.name);
+  if (found != names.end()) return static_cast<std::int32_t>(found - names.begin());
+  if (value.kind != LabelKind::integer || std::ranges::any_of(names, is_integer))
+    return std::nullopt;
+  const std::int64_t number = integer_of(value.name);
+  if (number < 0 || number >= std::ssize(names)) return std::nullopt;
+  return static_cast<std::int32_t>(number);
 }
 
 fs::path labels_prefix(const fs::path& prefix) { return prefix.string() + ".labels"; }
@@ -88,6 +106,13 @@ fs::path label_names_file(const fs::path& prefix) { return prefix.string() + ".l
 LabelNames read_label_names(const fs::path& file) {
   const JsonDocument document(read_text(file, kLargestNamesFile), file.string());
   LabelNames labels{.key = document.root()["key"].text(), .names = {}};
+  if (const auto of = document.root().find("of")) {
+    const auto known = enum_from_word<LabelsOf>(of->text());
+    if (!known) of->expected(enum_choices<LabelsOf>());
+    labels.of = *known;
+  }
+  if (const auto closing = document.root().find("closing"))
+    labels.closing = closing->integer(0, kMostClosing);
   std::set<std::string> seen;
   for (const JsonCursor& name : document.root()["names"].items(1, kMostLabels)) {
     if (!seen.insert(name.text()).second) name.fail(fmt::format("{} is there twice", name.shown()));
@@ -97,7 +122,11 @@ LabelNames read_label_names(const fs::path& file) {
 }
 
 void write_label_names(const fs::path& file, const LabelNames& labels) {
-  write_text(file, nlohmann::json{{"key", labels.key}, {"names", labels.names}}.dump() + "\n");
+  const nlohmann::json json{{"key", labels.key},
+                            {"names", labels.names},
+                            {"of", enum_word(labels.of)},
+                            {"closing", labels.closing}};
+  write_text(file, json.dump() + "\n");
 }
 
 std::optional<fs::path> labels_of(const TokenCorpus::TokenFile& tokens) {
@@ -108,19 +137,43 @@ std::optional<fs::path> labels_of(const TokenCorpus::TokenFile& tokens) {
   return any ? std::optional(pair) : std::nullopt;  // what is missing, whoever opens it says
 }
 
-std::optional<DocumentLabels> read_labels(const TokenCorpus::TokenFile& tokens) {
-  const auto pair = labels_of(tokens);
-  if (!pair) return std::nullopt;
-  DocumentLabels all{.names = read_label_names(label_names_file(prefix_of(tokens))), .labels = {}};
-  all.labels = read_label_pair(*pair, all.names.names.size());
-  if (std::ssize(all.labels) != tokens.documents) {
+std::optional<LabelNames> label_names_of(const TokenCorpus::TokenFile& tokens) {
+  if (!labels_of(tokens)) return std::nullopt;
+  return read_label_names(label_names_file(prefix_of(tokens)));
+}
+
+std::vector<std::int32_t> read_document_labels(const TokenCorpus::TokenFile& tokens,
+                                               const LabelNames& names) {
+  const fs::path pair = labels_prefix(prefix_of(tokens));
+  auto labels = read_label_pair(pair, names.names.size());
+  if (std::ssize(labels) != tokens.documents) {
     throw DataError(fmt::format(
         "{}: {}, but {} has {}: the two were not made together. Make both anew with tessera "
         "tokenize",
-        megatron_idx(*pair).string(), count_text(std::ssize(all.labels), "label"),
+        megatron_idx(pair).string(), count_text(std::ssize(labels), "label"),
         tokens.index->string(), count_text(tokens.documents, "document")));
   }
-  return all;
+  return labels;
+}
+
+WordLabels::WordLabels(std::span<const TokenCorpus::TokenFile> tokens, const LabelNames& names)
+    : pairs_(pairs_of_words(tokens)),
+      elements_(pairs_, std::int64_t{1} << 31),
+      names_(names.names.size()) {}
+
+void WordLabels::read(std::int64_t first, std::span<std::int32_t> out) const {
+  elements_.read(first, out);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (--out[i] < static_cast<std::int64_t>(names_)) continue;
+    const std::int64_t element = first + static_cast<std::int64_t>(i);
+    const std::size_t pair = elements_.entry_of(element);
+    const fs::path prefix = fs::path(pairs_[pair]).replace_extension();
+    throw DataError(fmt::format(
+        "{}: element {} is {}, of the label {}, but {} names {}: the files were not made together. "
+        "Make them anew with tessera tokenize",
+        megatron_bin(pairs_[pair]).string(), element - elements_.entries()[pair].begin, out[i] + 1,
+        out[i], label_names_file(prefix).string(), names_));
+  }
 }
 
 void forget_labels(const fs::path& prefix) {
@@ -133,7 +186,7 @@ void LabelsFound::add(const LabelValue& label, const InputPlace& place) {
   const auto next = static_cast<std::int32_t>(names_.size());
   const auto [found, added] = names_.try_emplace(label);
   if (added) found->second = {next, place};
-  documents_.push_back(found->second.number);
+  numbers_.push_back(found->second.number);
   if (std::ssize(names_) > kMostLabels) {
     throw DataError(fmt::format("{}: more than {} different labels: is it a label?",
                                 place.file.string(), kMostLabels));
@@ -157,8 +210,8 @@ LabelsFound LabelsFound::unpack(const std::string& packed) {
   return found;
 }
 
-LabelNames label_names(std::string key, std::span<const LabelsFound> parts,
-                       const std::optional<LabelNames>& known) {
+std::vector<std::string> label_names(std::string_view key, std::span<const LabelsFound> parts,
+                                     const std::optional<LabelNames>& known) {
   const std::vector<Labelled> all = in_order(parts);
   for (const Labelled& label : all) {
     if (label.value.kind != all[0].value.kind) {
@@ -167,13 +220,13 @@ LabelNames label_names(std::string key, std::span<const LabelsFound> parts,
                       place_text(label.place), key, kind_of(label.value), label.value.name,
                       place_text(all[0].place), kind_of(all[0].value), all[0].value.name));
     }
-    if (known && !known->find(label.value.name)) {
+    if (known && !known->find(label.value)) {
       throw DataError(fmt::format("{}: the label {} is not among those of --labels: {}",
                                   place_text(label.place), label.value.name,
                                   fmt::join(known->names, ", ")));
     }
   }
-  return {std::move(key), known ? known->names : sorted_names(all)};
+  return known ? known->names : sorted_names(all);
 }
 
 }  // namespace tessera::io

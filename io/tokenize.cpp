@@ -13,8 +13,9 @@ namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
-/// Of labels, which are one a document.
-MegatronExtent documents_of(const MegatronExtent& tokens) {
+/// Of labels: one a document, or one a token.
+MegatronExtent extent_of_labels(const MegatronExtent& tokens, LabelsOf of) {
+  if (of == LabelsOf::words) return tokens;
   return {tokens.documents, tokens.documents, tokens.documents};
 }
 
@@ -24,19 +25,16 @@ std::vector<LabelsFound> labels_of_parts(std::span<const PartFindings> all) {
   return labels;
 }
 
-/// Tokens of a document, and of one that a template has made whether each counts as target.
-struct Encoded {
-  std::vector<std::int32_t> ids, marks;
-};
-
-void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer, Encoded& out) {
+/// `marks`: of each token whether it counts as target.
+void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer,
+                   std::vector<std::int32_t>& ids, std::vector<std::int32_t>& marks) {
   EncodeRules rules{.start = TextStart::document, .special_tokens = false};
   std::string text;  // of several pieces that count alike
   bool learned = false;
   const auto encode_waiting = [&] {
     if (text.empty()) return;
-    tokenizer.encode(text, out.ids, rules);
-    out.marks.resize(out.ids.size(), learned ? 1 : 0);
+    tokenizer.encode(text, ids, rules);
+    marks.resize(ids.size(), learned ? 1 : 0);
     rules.start = TextStart::text;
     text.clear();
   };
@@ -45,26 +43,68 @@ void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer, 
     learned = piece.learned;
     text += piece.text;
     if (!piece.token) continue;
-    out.ids.push_back(*piece.token);
-    out.marks.push_back(learned ? 1 : 0);
+    ids.push_back(*piece.token);
+    marks.push_back(learned ? 1 : 0);
     rules.start = TextStart::token;
   }
   encode_waiting();
+}
+
+/// ids = what `text` appends, between what belongs around it.
+template <typename Text>
+void encode_between(const Tokenizer& tokenizer, bool framed, std::vector<std::int32_t>& ids,
+                    const Text& text) {
+  ids.clear();
+  const SpecialFrame& frame = tokenizer.frame();
+  if (framed) ids.assign(frame.before.begin(), frame.before.end());
+  text();
+  if (framed) ids.insert(ids.end(), frame.behind.begin(), frame.behind.end());
+  const auto end = tokenizer.end_of_text();
+  const bool ended = framed && !ids.empty() && end == ids.back();
+  if (end && !ended) ids.push_back(*end);
 }
 
 }  // namespace
 
 void encode_document(std::string_view text, Tokenizer& tokenizer, bool framed,
                      std::vector<std::int32_t>& ids) {
-  ids.clear();
-  const SpecialFrame& frame = tokenizer.frame();
-  if (framed) ids.assign(frame.before.begin(), frame.before.end());
-  tokenizer.encode(text, ids);
-  if (framed) ids.insert(ids.end(), frame.behind.begin(), frame.behind.end());
-  const auto end = tokenizer.end_of_text();
-  const bool ended = framed && !ids.empty() && end == ids.back();
-  if (end && !ended) ids.push_back(*end);
+  encode_between(tokenizer, framed, ids, [&] { tokenizer.encode(text, ids); });
 }
+
+std::int64_t closing_tokens(const Tokenizer& tokenizer, bool framed) {
+  const auto behind =
+      framed ? std::span<const std::int32_t>(tokenizer.frame().behind) : std::span<const int>();
+  const auto end = tokenizer.end_of_text();
+  const bool ended = !behind.empty() && end == behind.back();
+  return std::ssize(behind) + (end && !ended ? 1 : 0);
+}
+
+void cut_document(std::vector<std::int32_t>& ids, std::int64_t longest, std::int64_t closing) {
+  if (std::ssize(ids) <= longest) return;
+  const std::int64_t kept = std::min(closing, longest);
+  std::copy(ids.end() - kept, ids.end(), ids.begin() + longest - kept);
+  ids.resize(static_cast<std::size_t>(longest));
+}
+
+void encode_words(std::span<const std::string> words, Tokenizer& tokenizer, bool framed,
+                  std::vector<std::int32_t>& ids, std::vector<std::int32_t>& word_of) {
+  const bool spaced = tokenizer.byte_level();
+  word_of.clear();
+  encode_between(tokenizer, framed, ids, [&] {
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      word_of.resize(ids.size(), -1);
+      tokenizer.encode(spaced && i > 0 ? " " + words[i] : words[i], ids);
+      if (ids.size() > word_of.size()) word_of.push_back(static_cast<std::int32_t>(i));
+    }
+  });
+  word_of.resize(ids.size(), -1);
+}
+
+/// Tokens of a document; of one that a template has made whether each counts as target, and of
+/// words the word that each begins.
+struct TokenizedPart::Encoded {
+  std::vector<std::int32_t> ids, marks, word_of;
+};
 
 std::string PartFindings::pack() const {
   return nlohmann::json{tokens.elements, tokens.sequences, tokens.documents, targets, labels.pack()}
@@ -85,7 +125,10 @@ TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& p
       index_(part.index),
       tokens_(prefix, token_type(tokenizer.vocab()), part.index) {
   if (rules.labels != LabelSource::none) {
-    label_key_ = rules.labels == LabelSource::folder ? "folder" : rules.label_key;
+    labels_as_ = {.key = rules.labels == LabelSource::folder ? "folder" : rules.label_key,
+                  .names = {},
+                  .of = rules.words.empty() ? LabelsOf::documents : LabelsOf::words,
+                  .closing = closing_tokens(tokenizer, rules.special_tokens)};
     labels_ = std::make_unique<MegatronShare>(labels_prefix(prefix), DType::i32, index_);
   }
   if (rules.chat)
@@ -93,30 +136,50 @@ TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& p
   Encoded encoded;
   read_part(inputs, part, rules, progress, [&](const Document& document) {
     if (document.text.empty() && document.pieces.empty()) return;
-    encoded.ids.clear(), encoded.marks.clear();
     try {
-      if (document.pieces.empty()) {
-        encode_document(document.text, tokenizer, rules.special_tokens, encoded.ids);
-      } else {
-        encode_pieces(document.pieces, tokenizer, encoded);
-      }
+      encode(document, tokenizer, rules, encoded);
     } catch (Error& e) {
       e.add_context(place_text(document.place));
       throw;
     }
-    if (!encoded.ids.empty()) add(document, encoded.ids, encoded.marks);
+    if (!encoded.ids.empty()) add(document, encoded);
   });
 }
 
-void TokenizedPart::add(const Document& document, std::span<const std::int32_t> ids,
-                        std::span<const std::int32_t> marks) {
-  if (document.label) labels_found_.add(*document.label, document.place);
-  tokens_.append(ids);
+void TokenizedPart::encode(const Document& document, Tokenizer& tokenizer,
+                           const DocumentRules& rules, Encoded& out) {
+  out.ids.clear(), out.marks.clear(), out.word_of.clear();
+  if (!document.pieces.empty()) {
+    encode_pieces(document.pieces, tokenizer, out.ids, out.marks);
+  } else if (!document.words.empty()) {
+    encode_words(document.words, tokenizer, rules.special_tokens, out.ids, out.word_of);
+  } else {
+    encode_document(document.text, tokenizer, rules.special_tokens, out.ids);
+  }
+}
+
+void TokenizedPart::add(const Document& document, const Encoded& encoded) {
+  if (labels_) add_labels(document, encoded);
+  tokens_.append(encoded.ids);
   tokens_.end_document();
   if (!targets_) return;
-  targets_->append(marks);
+  targets_->append(encoded.marks);
   targets_->end_document();
-  targets_found_ += std::count(marks.begin(), marks.end(), 1);
+  targets_found_ += std::count(encoded.marks.begin(), encoded.marks.end(), 1);
+}
+
+/// A document's own label, or of each token that of the word which begins with it.
+void TokenizedPart::add_labels(const Document& document, const Encoded& encoded) {
+  const auto before = std::ssize(labels_found_.numbers());
+  if (labels_as_.of == LabelsOf::documents) labels_found_.add(document.labels[0], document.place);
+  for (const std::int32_t word : encoded.word_of) {
+    if (word < 0) {
+      labels_found_.add_none();
+    } else {
+      labels_found_.add(document.labels[static_cast<std::size_t>(word)], document.place);
+    }
+  }
+  label_counts_.push_back(std::ssize(labels_found_.numbers()) - before);
 }
 
 PartFindings TokenizedPart::findings() const {
@@ -145,8 +208,12 @@ TokenizeSummary TokenizedPart::place(std::span<const PartFindings> all,
     targets_->place(before, whole);
   }
   if (labels_) {
-    summary.labels = label_names(label_key_, labels_of_parts(all), known);
-    place_labels(documents_of(before), documents_of(whole), *summary.labels);
+    summary.labels = labels_as_;
+    summary.labels->names = label_names(labels_as_.key, labels_of_parts(all), known);
+    if (summary.labels->names.empty())
+      throw DataError("no word of the inputs has a token, so no label counts");
+    place_labels(extent_of_labels(before, labels_as_.of), extent_of_labels(whole, labels_as_.of),
+                 *summary.labels);
   }
   tokens_.place(before, whole);
   return summary;
@@ -154,12 +221,18 @@ TokenizeSummary TokenizedPart::place(std::span<const PartFindings> all,
 
 void TokenizedPart::place_labels(const MegatronExtent& before, const MegatronExtent& all,
                                  const LabelNames& names) {
-  std::vector<std::int32_t> label_of(labels_found_.names().size());  // by number of the name
+  const std::int32_t none = names.of == LabelsOf::words ? 1 : 0;       // elements for it
+  std::vector<std::int32_t> element_of(labels_found_.names().size());  // by number of the name
   for (const auto& [label, name] : labels_found_.names())
-    label_of[static_cast<std::size_t>(name.number)] = *names.find(label.name);
-  for (const std::int32_t number : labels_found_.documents()) {
-    labels_->append({&label_of[static_cast<std::size_t>(number)], 1});
+    element_of[static_cast<std::size_t>(name.number)] = none + *names.find(label);
+  std::vector<std::int32_t> elements;
+  for (const std::int32_t number : labels_found_.numbers())
+    elements.push_back(number < 0 ? 0 : element_of[static_cast<std::size_t>(number)]);
+  std::span<const std::int32_t> rest = elements;
+  for (const std::int64_t count : label_counts_) {
+    labels_->append(rest.first(static_cast<std::size_t>(count)));
     labels_->end_document();
+    rest = rest.subspan(static_cast<std::size_t>(count));
   }
   labels_->place(before, all);
 }

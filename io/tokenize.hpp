@@ -26,6 +26,17 @@ namespace tessera::io {
 void encode_document(std::string_view text, Tokenizer& tokenizer, bool framed,
                      std::vector<std::int32_t>& ids);
 
+/// How many tokens encode_document() puts behind a text.
+std::int64_t closing_tokens(const Tokenizer& tokenizer, bool framed);
+/// Leaves `longest` tokens of a document that has more: its first ones and its `closing` last.
+void cut_document(std::vector<std::int32_t>& ids, std::int64_t longest, std::int64_t closing);
+
+/// The same of a list of words, each of which is encoded by itself; a tokenizer whose words have
+/// their spaces in them is given one before each but the first. `word_of`: of the first token of
+/// each word its number, of others -1.
+void encode_words(std::span<const std::string> words, Tokenizer& tokenizer, bool framed,
+                  std::vector<std::int32_t>& ids, std::vector<std::int32_t>& word_of);
+
 /// What a part found, for all others.
 struct PartFindings {
   MegatronExtent tokens;
@@ -69,16 +80,20 @@ class TokenizedPart {
   void publish(const Tokenizer& tokenizer, const TokenizeSummary& summary);
 
  private:
-  void add(const Document& document, std::span<const std::int32_t> ids,
-           std::span<const std::int32_t> marks);
+  struct Encoded;
+  static void encode(const Document& document, Tokenizer& tokenizer, const DocumentRules& rules,
+                     Encoded& out);
+  void add(const Document& document, const Encoded& encoded);
+  void add_labels(const Document& document, const Encoded& encoded);
   void place_labels(const MegatronExtent& before, const MegatronExtent& all,
                     const LabelNames& names);
 
   std::filesystem::path prefix_;
   std::int64_t index_;
-  std::string label_key_;
+  LabelNames labels_as_;  // all but the names
   std::int64_t targets_found_ = 0;
   LabelsFound labels_found_;
+  std::vector<std::int64_t> label_counts_;  // of each document
   MegatronShare tokens_;
   std::unique_ptr<MegatronShare> targets_;  // where there is a template
   std::unique_ptr<MegatronShare> labels_;   // where the rules ask for them

@@ -230,6 +230,8 @@ bool Tokenizer::exact() const {
          });
 }
 
+bool Tokenizer::byte_level() const { return impl_->pre_tokenizer.byte_level(); }
+
 const SpecialFrame& Tokenizer::frame() const { return impl_->frame; }
 
 std::string_view Tokenizer::decode(std::int32_t id) const {

@@ -79,6 +79,9 @@ class Tokenizer {
   /// are made of bytes, and nothing is normalized or left out.
   bool exact() const;
 
+  /// Whether tokens are made of bytes, so that a space before a word is a part of its tokens.
+  bool byte_level() const;
+
   /// What the tokenizer's post-processor puts around a text (io/tokenizer_json.hpp).
   const SpecialFrame& frame() const;
 

@@ -14,8 +14,7 @@ BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
                                  .longest = std::min(deck.model.context, kPadding)},
                    .masking = {},
                    .labels = {}};
-  if (deck.task.labels)
-    rules.labels = std::make_shared<LabelledDocuments>(corpus, *deck.task.labels);
+  if (deck.task.labels) rules.labels = std::make_shared<LabelledDocuments>(corpus, deck.task);
   if (deck.data.separator)
     rules.documents.separator = static_cast<std::int32_t>(*deck.data.separator);
   if (deck.task.kind == deck::TaskKind::mlm) {
@@ -86,16 +85,32 @@ void Batches::read_sequence(std::int64_t sample, Range tokens, std::int64_t leng
   step.add_documents(ends, length);
 }
 
-/// Adds a sample as one document, and its label as its target. A sample without tokens is padding
-/// alone, and has no target that counts.
+/// Adds a sample as one document, and as targets its label or those of its tokens. A sample without
+/// tokens is padding alone, and has no target that counts.
 void Batches::read_document(Range tokens, std::int64_t length, StepTokens& step) const {
   TESSERA_CHECK(tokens.count() <= length, "a document of {} tokens in a sequence of {}",
                 tokens.count(), length);
-  const std::size_t first = step.tokens.size();
-  step.tokens.resize(first + static_cast<std::size_t>(length));
-  corpus_.read(tokens.begin,
-               std::span(step.tokens).subspan(first, static_cast<std::size_t>(tokens.count())));
-  step.targets.push_back(tokens.empty() ? -1 : labels_->at(tokens.begin));
+  const LabelledDocuments::Document document =
+      tokens.empty() ? LabelledDocuments::Document{} : labels_->at(tokens.begin);
+  // One that is cut keeps what closes it.
+  const std::int64_t closing =
+      document.end > tokens.end ? std::min(document.closing, tokens.count()) : 0;
+  const Range text{tokens.begin, tokens.end - closing}, end{document.end - closing, document.end};
+  const auto read = [&](std::vector<std::int32_t>& into, std::int32_t padding, const auto& source) {
+    const std::size_t first = into.size();
+    into.resize(first + static_cast<std::size_t>(length), padding);
+    const std::span row = std::span(into).subspan(first);
+    source.read(text.begin, row.first(static_cast<std::size_t>(text.count())));
+    if (closing > 0)
+      source.read(end.begin, row.subspan(static_cast<std::size_t>(text.count()),
+                                         static_cast<std::size_t>(closing)));
+  };
+  read(step.tokens, 0, corpus_);
+  if (labels_->words() != nullptr) {
+    read(step.targets, -1, *labels_->words());
+  } else {
+    step.targets.push_back(document.label);
+  }
   std::vector<std::int64_t> ends;
   if (!tokens.empty()) ends.push_back(tokens.count());
   add_padding(ends, tokens.count(), length);
@@ -166,7 +181,8 @@ void Batches::begin_blank(const BatchShare& share) {
   const std::int64_t sequences = share.micro_batches * share.micro;
   current_ = {.first = -1, .share = share};
   current_.tokens.resize(static_cast<std::size_t>(sequences * share.sequence));
-  current_.targets.assign(labels_ ? static_cast<std::size_t>(sequences) : current_.tokens.size(),
+  const bool one_each = labels_ && labels_->words() == nullptr;
+  current_.targets.assign(one_each ? static_cast<std::size_t>(sequences) : current_.tokens.size(),
                           -1);
   current_.samples.resize(static_cast<std::size_t>(sequences));
   current_.counted.resize(current_.samples.size());

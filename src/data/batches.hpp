@@ -59,7 +59,8 @@ struct MaskRule {
 struct BatchRules {
   DocumentRule documents;
   std::optional<MaskRule> masking;  // nothing: the target of a token is the next one
-  /// A sample is a document, whose label is its only target.
+  /// A sample is a document, whose label is its only target, or whose words' labels are those of
+  /// their first tokens.
   std::shared_ptr<const LabelledDocuments> labels;
 };
 /// DataError where `corpus` lacks labels that the deck's task needs.

@@ -57,7 +57,7 @@ CorpusKey training_key(const deck::Deck& deck) {
 }
 
 CorpusKey validation_key(const deck::Deck& deck) {
-  const bool any_number = deck.task.kind == deck::TaskKind::classify;  // the last batch is padded
+  const bool any_number = deck::has_classes(deck.task.kind);  // the last batch is padded
   return {"data.validation", deck.data.validation,
           any_number ? 1 : optim::Timeline(deck.batch, 0).global(1), true};
 }

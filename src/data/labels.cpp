@@ -18,55 +18,72 @@ std::string names_text(const io::LabelNames& labels) {
 
 }  // namespace
 
-LabelledDocuments::LabelledDocuments(const io::TokenCorpus& corpus, std::int64_t classes) {
+LabelledDocuments::LabelledDocuments(const io::TokenCorpus& corpus, const deck::TaskSection& task) {
+  const io::LabelsOf of =
+      task.kind == deck::TaskKind::tokens ? io::LabelsOf::words : io::LabelsOf::documents;
   const io::TokenCorpus::TokenFile* first = nullptr;
   std::int64_t begin = 0;
   for (const io::TokenCorpus::TokenFile& file : corpus.files()) {
     const std::string name = file.file.path().string();
-    auto found = io::read_labels(file);
-    if (!found) {
-      throw DataError(
-          fmt::format("{}: its documents have no labels, which task.kind = \"classify\" learns: "
-                      "make it anew with tessera tokenize --label",
-                      name));
+    auto found = io::label_names_of(file);
+    if (!found || found->of != of) {
+      throw DataError(fmt::format(
+          "{}: its {} have no labels, which task.kind = \"{}\" learns{}: make it anew with tessera "
+          "tokenize {}--label",
+          name, enum_word(of), enum_word(task.kind),
+          found ? fmt::format("; those beside it are of {}", enum_word(found->of)) : "",
+          of == io::LabelsOf::words ? "--words and " : ""));
     }
-    if (std::ssize(found->names.names) > classes) {
-      throw DataError(fmt::format("{}: {}, more than task.labels = {}", name,
-                                  names_text(found->names), classes));
+    if (std::ssize(found->names) > *task.labels) {
+      throw DataError(fmt::format("{}: {}, more than task.labels = {}", name, names_text(*found),
+                                  *task.labels));
     }
-    if (first != nullptr && found->names.names != names_.names) {
+    if (first != nullptr && found->names != names_.names) {
       throw DataError(fmt::format(
           "{} has {}, but {} has {}: make one with the other's, by tessera tokenize --labels", name,
-          names_text(found->names), first->file.path().string(), names_text(names_)));
+          names_text(*found), first->file.path().string(), names_text(names_)));
     }
+    add(corpus, file, {begin, begin + file.tokens}, *found);
     first = &file;
-    names_ = std::move(found->names);
-    const std::int64_t end = begin + file.tokens, before = std::ssize(ends_);
-    for_each_document_end(corpus, {begin, end}, [&](std::int64_t at) { ends_.push_back(at); });
-    if (std::ssize(ends_) - before != std::ssize(found->labels)) {
-      throw DataError(fmt::format("{}: {} for {} that have tokens: an empty document has no class",
-                                  name, count_text(std::ssize(found->labels), "label"),
-                                  count_text(std::ssize(ends_) - before, "document")));
-    }
-    std::ranges::copy(found->labels, std::back_inserter(labels_));
-    begin = end;
+    names_ = *std::move(found);
+    begin += file.tokens;
   }
+  if (of == io::LabelsOf::words) words_ = std::make_unique<io::WordLabels>(corpus.files(), names_);
 }
 
-std::int32_t LabelledDocuments::at(std::int64_t token) const {
-  return labels_.at(
-      static_cast<std::size_t>(std::ranges::upper_bound(ends_, token) - ends_.begin()));
+/// The documents of a file, of which these are the tokens.
+void LabelledDocuments::add(const io::TokenCorpus& corpus, const io::TokenCorpus::TokenFile& file,
+                            Range tokens, const io::LabelNames& names) {
+  const std::size_t before = documents_.size();
+  for_each_document_end(corpus, tokens, [&](std::int64_t end) {
+    documents_.push_back({.end = end, .closing = names.closing});
+  });
+  if (names.of == io::LabelsOf::words) return;
+  const std::span own = std::span(documents_).subspan(before);
+  const std::vector<std::int32_t> labels = io::read_document_labels(file, names);
+  if (own.size() != labels.size()) {
+    throw DataError(fmt::format("{}: {} for {} that have tokens: an empty document has no class",
+                                file.file.path().string(), count_text(std::ssize(labels), "label"),
+                                count_text(std::ssize(own), "document")));
+  }
+  for (std::size_t i = 0; i < own.size(); ++i) own[i].label = labels[i];
+}
+
+LabelledDocuments::Document LabelledDocuments::at(std::int64_t token) const {
+  const auto found = std::ranges::upper_bound(documents_, token, {}, &Document::end);
+  TESSERA_CHECK(found != documents_.end(), "token {} of labelled documents", token);
+  return *found;
 }
 
 std::optional<io::LabelNames> common_labels(const deck::LoadedDeck& loaded,
                                             const io::TokenCorpus* training,
                                             const io::TokenCorpus* validation) {
-  const auto& classes = loaded.deck.task.labels;
-  if (!classes) return std::nullopt;
+  const deck::TaskSection& task = loaded.deck.task;
+  if (!task.labels) return std::nullopt;
   std::optional<io::LabelNames> all;
   for (const io::TokenCorpus* corpus : {training, validation}) {
     if (corpus == nullptr) continue;
-    const LabelledDocuments documents(*corpus, *classes);
+    const LabelledDocuments documents(*corpus, task);
     if (all && all->names != documents.names().names) {
       throw DataError(fmt::format(
           "data.train has {}, but data.validation has {}: make the latter with the former's, by "

@@ -1,4 +1,4 @@
-// The labels of documents, for models that say which class a document is of.
+// The labels of documents and their words, for models that say which class these are of.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,32 @@ namespace tessera::data {
 
 class LabelledDocuments {
  public:
-  /// DataError where a file has no labels, where some have others than the rest, and where they
-  /// are more than the `classes` of the model.
-  LabelledDocuments(const io::TokenCorpus& corpus, std::int64_t classes);
+  /// DataError where a file has no labels of what the task learns classes of, where some have
+  /// others than the rest, and where they are more than the classes of the model.
+  LabelledDocuments(const io::TokenCorpus& corpus, const deck::TaskSection& task);
 
-  /// The label of the document that has a token of the corpus.
-  std::int32_t at(std::int64_t token) const;
+  /// The document that has a token of the corpus.
+  struct Document {
+    std::int64_t end = 0;      // the token of the corpus behind its last
+    std::int64_t closing = 0;  // so many of its last tokens are no text
+    std::int32_t label = -1;   // where labels are of documents
+  };
+  Document at(std::int64_t token) const;
+  /// The labels of words, by token: see io::WordLabels; null where documents have labels.
+  const io::WordLabels* words() const { return words_.get(); }
   const io::LabelNames& names() const { return names_; }
 
  private:
+  void add(const io::TokenCorpus& corpus, const io::TokenCorpus::TokenFile& file, Range tokens,
+           const io::LabelNames& names);
+
   io::LabelNames names_;
-  std::vector<std::int64_t> ends_;    // tokens of the corpus behind which documents end, ascending
-  std::vector<std::int32_t> labels_;  // of each
+  std::vector<Document> documents_;  // of the corpus, ascending
+  std::unique_ptr<io::WordLabels> words_;
 };
 
-/// The classes of task.kind = "classify"; nothing for other tasks. DataError where training and
-/// validation data, which may be absent, have different ones.
+/// The classes of a task that has some. DataError where training and validation data, which may be
+/// absent, have different ones.
 std::optional<io::LabelNames> common_labels(const deck::LoadedDeck& loaded,
                                             const io::TokenCorpus* training,
                                             const io::TokenCorpus* validation);

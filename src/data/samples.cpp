@@ -86,7 +86,7 @@ Range Sequences::operator[](std::int64_t sequence) const {
 
 Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
                        const std::string& name) {
-  if (deck.task.kind == deck::TaskKind::classify) {
+  if (deck::has_classes(deck.task.kind)) {
     return Sequences::of_each_document(corpus, tokens, deck.batch.sequence, *deck.task.overlong,
                                        name);
   }

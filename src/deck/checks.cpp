@@ -535,7 +535,7 @@ class Checker {
   void task() {
     const TaskSection& task = deck_.task;
     if (!usable({"task.kind", "model.attention"})) return;
-    const bool masked = task.kind == TaskKind::mlm, classes = task.kind == TaskKind::classify;
+    const bool masked = task.kind == TaskKind::mlm, classes = has_classes(task.kind);
     const auto wanted = masked ? AttentionMask::bidirectional : AttentionMask::causal;
     if (!classes && deck_.model.attention != wanted) {
       problem("model.attention",
@@ -546,17 +546,17 @@ class Checker {
                          : "each token would see its target",
                   enum_word(wanted)));
     }
-    const auto of_kind = [&](TaskKind kind, const char* key, bool given) {
-      if (task.kind == kind || !given) return;
+    const auto idle_unless = [&](bool used, const char* key, bool given) {
+      if (used || !given) return;
       problem(key, fmt::format("{} has no effect with task.kind = \"{}\" (leave it out)", key,
                                enum_word(task.kind)));
     };
-    of_kind(TaskKind::mlm, "task.masked", task.masked.has_value());
-    of_kind(TaskKind::mlm, "task.mask_token", task.mask_token.has_value());
-    of_kind(TaskKind::mlm, "task.never_masked", !task.never_masked.empty());
-    of_kind(TaskKind::classify, "task.labels", task.labels.has_value());
-    of_kind(TaskKind::classify, "task.pooling", task.pooling.has_value());
-    of_kind(TaskKind::classify, "task.overlong", task.overlong.has_value());
+    idle_unless(masked, "task.masked", task.masked.has_value());
+    idle_unless(masked, "task.mask_token", task.mask_token.has_value());
+    idle_unless(masked, "task.never_masked", !task.never_masked.empty());
+    idle_unless(classes, "task.labels", task.labels.has_value());
+    idle_unless(task.kind == TaskKind::classify, "task.pooling", task.pooling.has_value());
+    idle_unless(classes, "task.overlong", task.overlong.has_value());
     if (masked) masked_tokens();
     if (classes) classification();
     const ModelSection& m = deck_.model;
@@ -617,27 +617,35 @@ class Checker {
     };
     if (task.mask_token) below("task.mask_token", *task.mask_token);
     for (const std::int64_t token : task.never_masked) below("task.never_masked", token);
-    if (deck_.optimizer.compress_after && usable({"optimizer.name"})) {
-      problem("task.kind",
-              fmt::format(
-                  "task.kind = \"mlm\" does not go with optimizer.name = \"{}\", whose gradients "
-                  "join momentum before the number of targets that count is known (use adamw "
-                  "or lamb)",
-                  enum_word(deck_.optimizer.name)));
-    }
+    count_targets_first();
+  }
+
+  /// Where it is not the same in each step.
+  void count_targets_first() {
+    if (!deck_.optimizer.compress_after || !usable({"optimizer.name"})) return;
+    problem(
+        "task.kind",
+        fmt::format("task.kind = \"{}\" does not go with optimizer.name = \"{}\", whose gradients "
+                    "join momentum before the number of targets that count is known (use adamw "
+                    "or lamb)",
+                    enum_word(deck_.task.kind), enum_word(deck_.optimizer.name)));
   }
 
   /// A document is a sample, followed by padding.
   void classification() {
+    const TaskKind kind = deck_.task.kind;
     const auto refuse = [&](const char* key, bool given, const char* why) {
       if (usable({key}) && given)
-        problem(key, fmt::format("{} does not go with task.kind = \"classify\": {}", key, why));
+        problem(key, fmt::format("{} does not go with task.kind = \"{}\": {}", key, enum_word(kind),
+                                 why));
     };
     if (usable({"task.labels"}) && !deck_.task.labels) {
       problem("task.labels",
-              "task.labels is missing: task.kind = \"classify\" needs the number of classes, which "
-              "PREFIX.labels.json names");
+              fmt::format("task.labels is missing: task.kind = \"{}\" needs the number of classes, "
+                          "which PREFIX.labels.json names",
+                          enum_word(kind)));
     }
+    if (kind == TaskKind::tokens) count_targets_first();
     refuse("task.pooling", deck_.task.pooling == Pooling::none,
            "a document has one class (give mean, first or last)");
     refuse("data.documents", deck_.data.documents != Documents::separate,
@@ -647,7 +655,7 @@ class Checker {
     refuse("batch.token_budget", deck_.batch.token_budget.has_value(),
            "a sample is one document (leave it out, and give batch.micro)");
     refuse("batch.curriculum", !deck_.batch.curriculum.empty(),
-           "a document's label is of all of it (leave it out)");
+           "its labels are of all of it (leave it out)");
     refuse("model.tied_embeddings", deck_.model.tied_embeddings,
            "outputs are classes, not tokens (leave it out)");
     refuse("model.logit_soft_cap", deck_.model.logit_soft_cap > 0,

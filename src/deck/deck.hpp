@@ -162,7 +162,7 @@ struct TaskSection {
   TaskKind kind = TaskKind::lm;
   double label_smoothing = 0;
   double z_loss = 0;
-  std::optional<std::int64_t> labels;  // classes of documents
+  std::optional<std::int64_t> labels;  // classes
   std::optional<Pooling> pooling;
   std::optional<Overlong> overlong;
   std::optional<double> masked;  // of masked tokens

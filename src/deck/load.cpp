@@ -112,8 +112,7 @@ class Resolver {
     }
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
-    const bool classes = loaded_.deck.task.kind == TaskKind::classify;
-    if (open("data.documents") && (batch.token_budget || classes))
+    if (open("data.documents") && (batch.token_budget || has_classes(loaded_.deck.task.kind)))
       data.documents = Documents::separate;
     derive_task();
     if (open("data.positions")) {
@@ -137,8 +136,8 @@ class Resolver {
   void derive_task() {
     TaskSection& task = loaded_.deck.task;
     if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
-    if (task.kind != TaskKind::classify) return;
-    if (open("task.pooling")) task.pooling = Pooling::mean;
+    if (!has_classes(task.kind)) return;
+    if (open("task.pooling") && task.kind == TaskKind::classify) task.pooling = Pooling::mean;
     if (open("task.overlong")) task.overlong = Overlong::refuse;
     ModelSection& model = loaded_.deck.model;
     if (!loaded_.explicitly_set("model.tied_embeddings")) model.tied_embeddings = false;

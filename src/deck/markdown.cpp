@@ -91,7 +91,10 @@ and where documents end. Two more such pairs may lie beside it, with as many doc
 - PREFIX.targets.bin and PREFIX.targets.idx, of bytes, one a token: 1 where the token counts as a
   target of the loss, 0 where it does not. Without them every token counts.
 - PREFIX.labels.bin and PREFIX.labels.idx, of integers of 32 bits, one a document, its label; and
-  PREFIX.labels.json, `{"key": "sentiment", "names": ["neg", "pos"]}`: label i is names[i].
+  PREFIX.labels.json, `{"key": "sentiment", "names": ["neg", "pos"]}`: label i is names[i]. Where
+  that says `"of": "words"`, there is an integer for each token: 1 + its label at the first token
+  of a word, 0 at others. `"closing": 1` says how many tokens at the end of each document are no
+  text, so that a document that is cut keeps them.
 
 Several entries are one corpus, their documents one after another. Where all have a weight, as
 `{path = "PREFIX", weight = 0.5}`, or epochs, they are a mixture: each is cut and shuffled by

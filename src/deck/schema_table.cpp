@@ -285,7 +285,8 @@ constexpr SchemaRow kRows[] = {
                                                 {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_bias>(
         "model.head_bias", "a bias of outputs",
-        {.unset = "task.kind classify, gptj: true, others: false", .on_resume = architecture}),
+        {.unset = "task.kind classify or tokens, gptj: true, others: false",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::query_scalar>(
         "model.query_scalar", "attention's scores are divided by its root; 0: head_dim",
         {.limits = between(0, 1 << 24), .on_resume = architecture}),
@@ -370,23 +371,26 @@ constexpr SchemaRow kRows[] = {
         "each token's target is the next one; or mlm: tokens are chosen, by the number of the "
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT); or classify: a "
-        "document is a sample, whose target is its label",
+        "document is a sample, whose target is its label; or tokens: it has a target for each of "
+        "its words, the word's label at its first token",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
-        "task.labels", "of classify: how many classes there are, as PREFIX.labels.json names them",
+        "task.labels",
+        "of classify and tokens: how many classes there are, as PREFIX.labels.json names them",
         {.limits = between(2, 1024),
-         .unset = "none; classify needs it",
+         .unset = "none; classify and tokens need it",
          .on_resume = architecture}),
     row<&Deck::task, &TaskSection::pooling>(
         "task.pooling",
         "of classify: what the head reads: the mean of the document's vectors, that of its first "
         "token, or that of its last",
         {.unset = "classify: mean", .on_resume = architecture}),
-    row<&Deck::task, &TaskSection::overlong>("task.overlong",
-                                             "of classify: documents of more than batch.sequence "
-                                             "tokens are refused, or their end is cut "
-                                             "off",
-                                             {.unset = "classify: refuse", .on_resume = refused}),
+    row<&Deck::task, &TaskSection::overlong>(
+        "task.overlong",
+        "of classify and tokens: documents of more than "
+        "batch.sequence tokens are refused, or their end is "
+        "cut off, but for the special tokens that close it",
+        {.unset = "classify, tokens: refuse", .on_resume = refused}),
     row<&Deck::task, &TaskSection::label_smoothing>(
         "task.label_smoothing",
         "s in the training loss of a target, (1 - s) (-log p) + s mean(-log p), the mean over the "

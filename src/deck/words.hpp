@@ -39,9 +39,13 @@ enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
 enum class Documents { joined, separate };
-/// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), or the class
-/// of a document.
-enum class TaskKind { lm, mlm, classify };
+/// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), or the classes
+/// of documents or of their words.
+enum class TaskKind { lm, mlm, classify, tokens };
+/// Whether outputs are classes, and a sample is one document, followed by padding.
+constexpr bool has_classes(TaskKind kind) {
+  return kind == TaskKind::classify || kind == TaskKind::tokens;
+}
 /// What becomes of documents that are longer than a sequence: they are refused, or lose their end.
 enum class Overlong { refuse, cut };
 enum class Positions { sequence, document };
@@ -138,7 +142,8 @@ template <>
 struct EnumWords<deck::TaskKind> {
   using enum deck::TaskKind;
   static constexpr std::array table = {std::pair{lm, "lm"}, std::pair{mlm, "mlm"},
-                                       std::pair{classify, "classify"}};
+                                       std::pair{classify, "classify"},
+                                       std::pair{tokens, "tokens"}};
 };
 template <>
 struct EnumWords<deck::Overlong> {

@@ -30,7 +30,7 @@ std::int64_t Confusion::count(std::int64_t label, std::int64_t predicted) const 
   return counts_.at(static_cast<std::size_t>(label * classes_ + predicted));
 }
 
-std::int64_t Confusion::documents() const {
+std::int64_t Confusion::total() const {
   return std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0});
 }
 
@@ -48,7 +48,7 @@ std::int64_t Confusion::taken_for(std::int64_t label) const {
 double Confusion::accuracy() const {
   std::int64_t right = 0;
   for (std::int64_t l = 0; l < classes_; ++l) right += count(l, l);
-  return share(static_cast<double>(right), static_cast<double>(documents()));
+  return share(static_cast<double>(right), static_cast<double>(total()));
 }
 double Confusion::precision(std::int64_t label) const {
   return share(static_cast<double>(count(label, label)), static_cast<double>(taken_for(label)));

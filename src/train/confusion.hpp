@@ -1,4 +1,4 @@
-// How well documents were classified.
+// How well documents or words were classified.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tessera::train {
 
-/// Counts of documents by their label and by the class that the model took them for.
+/// Counts of documents or words by their label and by the class that the model took them for.
 class Confusion {
  public:
   /// `counts`: (classes, classes), label by label.
@@ -17,15 +17,15 @@ class Confusion {
 
   std::int64_t classes() const { return classes_; }
   std::int64_t count(std::int64_t label, std::int64_t predicted) const;
-  std::int64_t documents() const;
-  /// The share of documents that were taken for what they are.
+  std::int64_t total() const;
+  /// The share of those that were taken for what they are.
   double accuracy() const;
   /// Of a class, 0 where it is undefined. Precision is the share of those taken for it that are of
   /// it, recall the share of its own that were found, and F1 their harmonic mean.
   double precision(std::int64_t label) const;
   double recall(std::int64_t label) const;
   double f1(std::int64_t label) const;
-  /// The mean F1 of the classes that there are, or that some document was taken for.
+  /// The mean F1 of the classes that there are, or that something was taken for.
   double f1() const;
 
  private:

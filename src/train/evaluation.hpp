@@ -16,7 +16,7 @@ struct TextLoss {
   double loss = 0;           // mean over the targets that count
   std::int64_t targets = 0;  // so many
   double bytes = 0;          // of text that they stand for; 0: not known, or none
-  Confusion confusion;       // where targets are classes of documents
+  Confusion confusion;       // where targets are classes
 
   double perplexity() const { return std::exp(loss); }
   /// Nothing where the bytes are not known.

@@ -49,7 +49,7 @@ struct Run {
   std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
   TextBytes validation_bytes;                           // where there is validation data
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
-  std::optional<io::LabelNames> labels;                 // of classified documents, on rank 0
+  std::optional<io::LabelNames> labels;                 // of the task's classes, on rank 0
   std::string unnamed_classes;                          // what is said of the model's, on rank 0
   Course course;
   std::string traffic;   // how what the deck left open was settled, for people

@@ -1,4 +1,5 @@
-// tessera classify: says which class documents are of, with a model that was trained for it.
+// tessera classify: says which class documents, or their words, are of, with a model that was
+// trained for it.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "core/cores.hpp"
 #include "core/terminal.hpp"
 #include "io/file.hpp"
+#include "io/hf_config.hpp"
 #include "io/token_labels.hpp"
 #include "io/tokenize.hpp"
 #include "setup/inputs.hpp"
@@ -36,13 +38,14 @@ struct ClassifyOptions {
   std::string weights;
 };
 
-/// Names of a model's classes: those of the run that it is of, or their numbers.
-std::vector<std::string> class_names(const ModelSource& source) {
-  if (source.labels) return source.labels->names;
-  std::vector<std::string> numbers;
+/// Names of a model's classes: those of the run or directory that it is of, or what transformers
+/// calls classes without names.
+io::LabelNames class_names(const ModelSource& source) {
+  if (source.labels) return *source.labels;
+  io::LabelNames labels;
   for (std::int64_t i = 0; i < source.task.labels.value_or(0); ++i)
-    numbers.push_back(fmt::format("{}", i));
-  return numbers;
+    labels.names.push_back(io::unnamed_class(i));
+  return labels;
 }
 
 std::vector<double> softmax(std::span<const float> logits) {
@@ -62,6 +65,28 @@ std::string excerpt(std::string_view text) {
   return printable(line) + (text.size() > kMost ? "..." : "");
 }
 
+/// Words as white space divides them.
+std::vector<std::string> split_words(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n\f\v";
+  std::vector<std::string> words;
+  for (std::size_t at = text.find_first_not_of(kSpace); at != text.npos;) {
+    const std::size_t end = std::min(text.find_first_of(kSpace, at), text.size());
+    words.emplace_back(text.substr(at, end - at));
+    at = text.find_first_not_of(kSpace, end);
+  }
+  return words;
+}
+
+/// How likely each class is, and the likeliest.
+struct Guess {
+  explicit Guess(std::span<const float> logits)
+      : p(softmax(logits)),
+        best(static_cast<std::size_t>(std::ranges::max_element(p) - p.begin())) {}
+
+  std::vector<double> p;
+  std::size_t best;
+};
+
 class Classifier {
  public:
   Classifier(const ClassifyOptions& options, const ModelSource& source, train::Generator& generator,
@@ -70,74 +95,151 @@ class Classifier {
         source_(source),
         generator_(generator),
         tokenizer_(tokenizer),
-        names_(class_names(source)) {}
+        labels_(class_names(source)),
+        closing_(io::closing_tokens(tokenizer, options.rules.special_tokens)) {}
 
   void document(const io::Document& document) {
+    if (source_.task.kind == deck::TaskKind::tokens) return words(document);
     io::encode_document(document.text, tokenizer_, o_.rules.special_tokens, ids_);
     if (ids_.empty()) return;
-    if (std::ssize(ids_) > generator_.context()) {
-      if (source_.task.overlong != deck::Overlong::cut) {
-        throw DataError(
-            fmt::format("{}: the document has {}, more than the model's context of {}: shorten it",
-                        io::place_text(document.place), count_text(std::ssize(ids_), "token"),
-                        generator_.context()));
-      }
-      ids_.resize(static_cast<std::size_t>(generator_.context()));
+    fit(document);
+    const Guess guess(generator_.whole(ids_));
+    if (o_.json) {
+      fmt::print("{}\n", to_json(guess).dump());
+    } else {
+      fmt::print("{}\n", to_text(guess, excerpt(document.text)));
     }
-    const std::vector<double> p = softmax(generator_.whole(ids_));
-    const auto best = static_cast<std::size_t>(std::ranges::max_element(p) - p.begin());
-    show(document, p, best);
-    if (document.label == nullptr) return;
-    const auto label = std::ranges::find(names_, document.label->name);
-    if (label == names_.end()) {
-      throw DataError(fmt::format("{}: the label \"{}\" is none of the model's: {}",
-                                  io::place_text(document.place), document.label->name,
-                                  fmt::join(names_, ", ")));
-    }
-    std::vector<std::int64_t> counts(names_.size() * names_.size());
-    counts[static_cast<std::size_t>(label - names_.begin()) * names_.size() + best] = 1;
-    confusion_.add(counts);
+    if (!document.labels.empty()) count(document, document.labels[0], guess);
   }
 
   /// What labels say of all of them, where there are some.
   void conclude() const {
-    if (confusion_.documents() == 0) return;
+    if (confusion_.total() == 0) return;
+    std::fflush(stdout);  // before what follows, where both go to one place
+    const bool words = source_.task.kind == deck::TaskKind::tokens;
     tell(fmt::format("{} | accuracy {:.4f} | F1 {:.4f}\n",
-                     count_text(confusion_.documents(), "document"), confusion_.accuracy(),
-                     confusion_.f1()));
-    for (const std::string& line : to_lines(confusion_, names_)) tell("  " + line + "\n");
+                     count_text(confusion_.total(), words ? "word" : "document"),
+                     confusion_.accuracy(), confusion_.f1()));
+    for (const std::string& line : to_lines(confusion_, labels_.names)) tell("  " + line + "\n");
   }
 
  private:
-  void show(const io::Document& document, std::span<const double> p, std::size_t best) const {
-    if (!o_.json) {
-      fmt::print("{}\t{:.4f}\t{}\n", printable(names_[best]), p[best], excerpt(document.text));
-      return;
+  /// Each word by its first token. One that has none, or that a document which is cut loses, is of
+  /// no class.
+  void words(const io::Document& document) {
+    const std::vector<std::string> split =
+        o_.rules.words.empty() ? split_words(document.text) : std::vector<std::string>();
+    const std::span<const std::string> all = o_.rules.words.empty() ? split : document.words;
+    io::encode_words(all, tokenizer_, o_.rules.special_tokens, ids_, word_of_);
+    if (all.empty() || ids_.empty()) return;
+    fit(document);
+    const std::span<const float> logits = generator_.whole(ids_);
+    std::vector<std::optional<Guess>> guesses(all.size());
+    for (std::size_t t = 0; t < word_of_.size(); ++t) {
+      if (word_of_[t] < 0) continue;
+      const auto word = static_cast<std::size_t>(word_of_[t]);
+      guesses[word].emplace(logits.subspan(t * labels_.names.size(), labels_.names.size()));
+      if (!document.labels.empty()) count(document, document.labels[word], *guesses[word]);
     }
-    nlohmann::ordered_json line{{"label", names_[best]}, {"probability", p[best]}};
-    for (std::size_t i = 0; i < p.size(); ++i) line["probabilities"][names_[i]] = p[i];
-    fmt::print("{}\n", line.dump());
+    o_.json ? print_json(all, guesses) : print_text(all, guesses);
+  }
+
+  /// The document's tokens, as many as the model may see.
+  void fit(const io::Document& document) {
+    const std::int64_t most = generator_.context();
+    if (std::ssize(ids_) > most && source_.task.overlong != deck::Overlong::cut) {
+      throw DataError(
+          fmt::format("{}: the document has {}, more than the model's context of {}: shorten it",
+                      io::place_text(document.place), count_text(std::ssize(ids_), "token"), most));
+    }
+    io::cut_document(ids_, most, closing_);
+    io::cut_document(word_of_, most, closing_);
+  }
+
+  void count(const io::Document& document, const io::LabelValue& value, const Guess& guess) {
+    const auto label = labels_.find(value);
+    const std::size_t classes = labels_.names.size();
+    if (!label) {
+      throw DataError(fmt::format("{}: the label \"{}\" is none of the model's: {}",
+                                  io::place_text(document.place), value.name,
+                                  fmt::join(labels_.names, ", ")));
+    }
+    std::vector<std::int64_t> counts(classes * classes);
+    counts[static_cast<std::size_t>(*label) * classes + guess.best] = 1;
+    confusion_.add(counts);
+  }
+
+  std::string to_text(const Guess& guess, const std::string& of) const {
+    return fmt::format("{}\t{:.4f}\t{}", printable(labels_.names[guess.best]), guess.p[guess.best],
+                       of);
+  }
+  nlohmann::ordered_json to_json(const Guess& guess) const {
+    nlohmann::ordered_json json{{"label", labels_.names[guess.best]},
+                                {"probability", guess.p[guess.best]}};
+    for (std::size_t i = 0; i < guess.p.size(); ++i)
+      json["probabilities"][labels_.names[i]] = guess.p[i];
+    return json;
+  }
+
+  /// A line for each word, and an empty one behind the document.
+  void print_text(std::span<const std::string> words,
+                  std::span<const std::optional<Guess>> guesses) const {
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const std::string word = printable(words[i]);
+      fmt::print("{}\n", guesses[i] ? to_text(*guesses[i], word) : "\t\t" + word);
+    }
+    fmt::print("\n");
+  }
+  void print_json(std::span<const std::string> words,
+                  std::span<const std::optional<Guess>> guesses) const {
+    nlohmann::ordered_json all;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      nlohmann::ordered_json one{{"word", words[i]}, {"label", nullptr}};
+      if (guesses[i]) one.update(to_json(*guesses[i]));
+      all["words"].push_back(std::move(one));
+    }
+    fmt::print("{}\n", all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
 
   const ClassifyOptions& o_;
   const ModelSource& source_;
   train::Generator& generator_;
   io::Tokenizer& tokenizer_;
-  std::vector<std::string> names_;
-  std::vector<std::int32_t> ids_;
+  io::LabelNames labels_;
+  std::int64_t closing_;
+  std::vector<std::int32_t> ids_, word_of_;
   train::Confusion confusion_;
 };
+
+void check_options(const ClassifyOptions& o, const ModelSource& source) {
+  const deck::TaskKind kind = source.task.kind;
+  if (!deck::has_classes(kind)) {
+    throw DeckError(fmt::format(
+        "{}: its task.kind is \"{}\": only models that were trained with \"classify\" or "
+        "\"tokens\" know classes",
+        source.name, enum_word(kind)));
+  }
+  if (kind == deck::TaskKind::classify && !o.rules.words.empty()) {
+    throw DeckError(fmt::format("--words {}: {} says classes of documents, not of their words",
+                                o.rules.words, source.name));
+  }
+  if (kind == deck::TaskKind::tokens && o.rules.words.empty() && !o.rules.label_key.empty()) {
+    throw DeckError(fmt::format(
+        "--label {}: {} says classes of words: --words names the list of them that has such labels",
+        o.rules.label_key, source.name));
+  }
+  if (!o.rules.words.empty() && !std::ranges::all_of(o.inputs, io::is_json_lines)) {
+    throw DeckError(fmt::format(
+        "--words {} is a member of JSON lines, so all files must be .jsonl files", o.rules.words));
+  }
+}
 
 ExitCode run(ClassifyOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone classifies documents",
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
-  if (source.task.kind != deck::TaskKind::classify) {
-    throw DeckError(fmt::format(
-        "{}: its task.kind is \"{}\": only models that were trained with \"classify\" know classes",
-        source.name, enum_word(source.task.kind)));
-  }
+  check_options(o, source);
   if (!o.rules.label_key.empty()) o.rules.labels = io::LabelSource::member;
   io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
@@ -164,19 +266,25 @@ ExitCode run(ClassifyOptions& o) {
 }  // namespace
 
 Verb classify(CLI::App& app) {
-  auto* verb = app.add_subcommand("classify", "say which class documents are of");
+  auto* verb = app.add_subcommand("classify", "say which class documents, or their words, are of");
   auto o = std::make_shared<ClassifyOptions>();
   verb->add_option("MODEL", o->model, "checkpoint or run directory of a classifier")->required();
   verb->add_option("FILE", o->inputs,
                    "text files (a document each) or .jsonl files (a document a line), also packed "
                    "by gzip")
       ->required();
-  verb->add_option("--field", o->rules.field,
-                   "name of the text in each line of a .jsonl file (text)");
+  auto* field = verb->add_option("--field", o->rules.field,
+                                 "name of the text in each line of a .jsonl file (text)");
+  verb->add_option(
+          "--words", o->rules.words,
+          "where words have classes, name of the list of them in each line of a .jsonl file; "
+          "default: white space divides the text into words")
+      ->excludes(field);
   verb->add_option("--separator", o->rules.separator,
                    "text between the documents of a text file; default: a file is a document");
   verb->add_option("--label", o->rules.label_key,
-                   "name of the label in each line of a .jsonl file, to say how many are right");
+                   "name of the label, or of words the list of theirs, in each line of a .jsonl "
+                   "file, to say how many are right");
   verb->add_flag(
       "--special-tokens", o->rules.special_tokens,
       "put around each document what the tokenizer's post_processor does, as the model's "

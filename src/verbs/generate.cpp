@@ -88,9 +88,9 @@ ExitCode run(const GenerateOptions& o) {
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
-  if (source.task.kind == deck::TaskKind::classify) {
+  if (deck::has_classes(source.task.kind)) {
     throw DeckError(fmt::format(
-        "{}: it says which class a document is of: tessera classify asks it", source.name));
+        "{}: it says which class a document or word is of: tessera classify asks it", source.name));
   }
   if (source.model.attention != AttentionMask::causal) {
     throw DeckError(fmt::format(

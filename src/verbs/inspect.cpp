@@ -114,7 +114,31 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   return bad.empty() ? ExitCode::ok : ExitCode::data;
 }
 
-/// Of token files: how many tokens count as targets, and how many documents each label has.
+/// How many documents or words of a token file each label has.
+std::vector<std::int64_t> count_labels(const io::TokenCorpus::TokenFile& file,
+                                       const io::LabelNames& names) {
+  std::vector<std::int64_t> counts(names.names.size());
+  const auto add = [&](std::span<const std::int32_t> labels) {
+    for (const std::int32_t label : labels)
+      if (label >= 0) ++counts[static_cast<std::size_t>(label)];
+  };
+  if (names.of == io::LabelsOf::documents) {
+    add(io::read_document_labels(file, names));
+    return counts;
+  }
+  const io::WordLabels labels(std::span(&file, 1), names);
+  std::vector<std::int32_t> some(std::size_t{1} << 20);
+  for (std::int64_t at = 0; at < file.tokens; at += std::ssize(some)) {
+    const auto part = std::span(some).first(
+        static_cast<std::size_t>(std::min(file.tokens - at, std::ssize(some))));
+    labels.read(at, part);
+    add(part);
+  }
+  return counts;
+}
+
+/// Of token files: how many tokens count as targets, and how many documents or words each label
+/// has.
 std::string companions_text(const io::TokenCorpus& corpus) {
   std::string text;
   std::int64_t first = 0;
@@ -126,15 +150,13 @@ std::string companions_text(const io::TokenCorpus& corpus) {
                           count_text(file.tokens, "token"));
     }
     first += file.tokens;
-    const auto labels = io::read_labels(file);
-    if (!labels) continue;
-    std::vector<std::int64_t> documents(labels->names.names.size());
-    for (const std::int32_t label : labels->labels) ++documents[static_cast<std::size_t>(label)];
-    text += fmt::format("{}: documents by \"{}\":", printable(io::labels_of(file)->string()),
-                        printable(labels->names.key));
-    for (std::size_t i = 0; i < documents.size(); ++i)
-      text += fmt::format("{} {} {}", i == 0 ? "" : ",", printable(labels->names.names[i]),
-                          documents[i]);
+    const auto names = io::label_names_of(file);
+    if (!names) continue;
+    const std::vector<std::int64_t> counts = count_labels(file, *names);
+    text += fmt::format("{}: {} by \"{}\":", printable(io::labels_of(file)->string()),
+                        enum_word(names->of), printable(names->key));
+    for (std::size_t i = 0; i < counts.size(); ++i)
+      text += fmt::format("{} {} {}", i == 0 ? "" : ",", printable(names->names[i]), counts[i]);
     text += '\n';
   }
   return text;

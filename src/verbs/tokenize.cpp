@@ -96,6 +96,13 @@ void check_options(const TokenizeOptions& o) {
         "--train-tokenizer learns from text: first make the tokenizer, then use --chat");
   if (!o.known_labels.empty() && o.rules.label_key.empty())
     throw DeckError("--labels is of --label, which says where labels are");
+  if (!o.rules.words.empty() && o.rules.label_key.empty())
+    throw DeckError(fmt::format("--words {} is of --label, which says where the words' labels are",
+                                o.rules.words));
+  if (!o.rules.words.empty() && lines < std::ssize(o.inputs)) {
+    throw DeckError(fmt::format(
+        "--words {} is a member of JSON lines, so all inputs must be .jsonl files", o.rules.words));
+  }
   if (const auto end = o.prefix.extension(); end == ".bin" || end == ".idx") {
     throw DeckError(
         fmt::format("--out {}: give the files' name without {}", o.prefix.string(), end.string()));
@@ -211,8 +218,9 @@ void report(const TokenizeOptions& o, const io::TokenizeSummary& summary,
                printable(o.prefix.string()), *summary.targets);
   }
   if (!summary.labels) return;
-  fmt::print("{}.labels.json: {} by \"{}\": {}\n", printable(o.prefix.string()),
-             count_text(std::ssize(summary.labels->names), "label"), printable(summary.labels->key),
+  fmt::print("{}.labels.json: {} of {} by \"{}\": {}\n", printable(o.prefix.string()),
+             count_text(std::ssize(summary.labels->names), "label"), enum_word(summary.labels->of),
+             printable(summary.labels->key),
              printable(fmt::format("{}", fmt::join(summary.labels->names, ", "))));
 }
 
@@ -304,24 +312,33 @@ Verb tokenize(CLI::App& app) {
       "--separator", o->rules.separator,
       "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
       "\\\\ as in C); default: a file is a document");
-  verb->add_option("--field", o->rules.field,
-                   "name of the text in each line of a .jsonl file (text), or with --chat of the "
-                   "conversation (messages, else conversations)");
+  auto* field =
+      verb->add_option("--field", o->rules.field,
+                       "name of the text in each line of a .jsonl file (text), or with --chat of "
+                       "the conversation (messages, else conversations)");
+  auto* words = verb->add_option(
+      "--words", o->rules.words,
+      "name of a list of words in each line of a .jsonl file, which is the document in place of a "
+      "text; --label then names the list of their labels. A word's label is that of its first "
+      "token; other tokens have none");
+  words->excludes(field);
   verb->add_option(
           "--chat", o->chat,
           "each line of the .jsonl files is a conversation, or an instruction with its "
           "answer, which this template makes a document: chatml (if none is named), llama3, "
           "plain, alpaca, completion, or a JSON file. Only what is answered counts in the "
           "loss: PREFIX.targets says which tokens do")
-      ->expected(0, 1);
+      ->expected(0, 1)
+      ->excludes(words);
   verb->add_option(
       "--label", o->rules.label_key,
       "name of the label (a string, integer or boolean) in each line of a .jsonl file: "
       "documents get PREFIX.labels; or \"folder\", where inputs are directories: the "
-      "name of the folder in which a text file lies");
+      "name of the folder in which a text file lies; with --words, of the list of labels");
   verb->add_option("--labels", o->known_labels,
                    "PREFIX.labels.json of other token files, such as those that the model is "
-                   "trained on: labels are numbered as there, and no others are taken");
+                   "trained on: labels are numbered as there, and no others are taken; where all "
+                   "its names are words, integers in the lines are such numbers");
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
             return run(*o, job.control);
           }};

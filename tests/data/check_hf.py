@@ -12,12 +12,14 @@ import tempfile
 
 import torch
 from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM,
-                          AutoModelForSequenceClassification)
+                          AutoModelForSequenceClassification, AutoModelForTokenClassification)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
 ENCODERS = {"bert": AutoModelForMaskedLM, "roberta": AutoModelForMaskedLM,
             "bert_classes": AutoModelForSequenceClassification,
-            "roberta_classes": AutoModelForSequenceClassification}
+            "roberta_classes": AutoModelForSequenceClassification,
+            "bert_tokens": AutoModelForTokenClassification,
+            "roberta_tokens": AutoModelForTokenClassification}
 
 
 def fold_types(state, unused):

@@ -32,8 +32,9 @@ def initial_weights(name):
     """Those of a run whose only step moves nothing."""
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
-        classes.write_lines(directory / "all.jsonl", classes.texts())
-        subprocess.run([sys.argv[1], "tokenize", directory / "all.jsonl", "--label", "animal",
+        kind = classes.kind_of(name)
+        classes.write_samples(directory / "all.jsonl", kind)
+        subprocess.run([sys.argv[1], "tokenize", directory / "all.jsonl", *classes.TOLD[kind],
                         "--out", directory / "all"], check=True, stdout=subprocess.DEVNULL)
         deck = classes.deck(name, directory / "all")
         deck["run"].update(steps=1, dir=str(directory / "run"))
@@ -46,9 +47,9 @@ def initial_weights(name):
             return {key: torch.tensor(item[()]) for key, item in file["master"].items()}
 
 
-def logits(w, name, text):
-    """Of one document, as what is padding beside others must not count."""
-    m, pooling = classes.MODELS[name]
+def logits(w, name, text, labels):
+    """Of one document, a row for each label, as what is padding beside others must not count."""
+    m, task = classes.MODELS[name]
     tokens = torch.tensor(list(text.encode()))
     length, head = len(tokens), m["hidden"] // m["heads"]
     norm = lambda x, at: F.layer_norm(x, (m["hidden"],), w[f"{at}.weight"], w[f"{at}.bias"], 1e-5)
@@ -72,7 +73,10 @@ def logits(w, name, text):
         x = x + linear(ACTIVATIONS[m["activation"]](linear(h, f"{block}.mlp.up")), f"{block}.mlp.down")
         x = norm(x, f"{block}.norm2_out") if after else x
     x = x if after else norm(x, "final_norm")
-    x = {"mean": x.mean(0), "first": x[0], "last": x[-1]}[pooling]
+    if task["kind"] == "tokens":
+        x = x[list(labels)]
+    else:
+        x = {"mean": x.mean(0), "first": x[0], "last": x[-1]}[task["pooling"]][None]
     if "head_hidden" in m:
         x = ACTIVATIONS[m["head_activation"]](linear(x, "head_dense"))
     return F.linear(x, w["head.weight"], w["head_bias.bias"])
@@ -86,19 +90,21 @@ def train(initial, name, dtype):
         w[key].requires_grad_(True)
     optimizer = torch.optim.Adam([w[key] for key in learned], lr=classes.LR, betas=(0.9, 0.999),
                                  eps=classes.EPS)
-    texts, steps = classes.texts(), []
+    samples, steps = classes.samples(classes.kind_of(name)), []
+    numbers = lambda labels: [classes.LABELS.index(label) for label in labels.values()]
     for step in range(classes.STEPS):
-        batch = [texts[(step * classes.BATCH + i) % len(texts)] for i in range(classes.BATCH)]
+        batch = [samples[(step * classes.BATCH + i) % len(samples)] for i in range(classes.BATCH)]
         optimizer.zero_grad()
-        loss = F.cross_entropy(torch.stack([logits(w, name, t) for t, _ in batch]),
-                               torch.tensor([classes.LABELS.index(label) for _, label in batch]))
+        loss = F.cross_entropy(torch.cat([logits(w, name, *sample) for sample in batch]),
+                               torch.tensor([n for _, labels in batch for n in numbers(labels)]))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_([w[key] for key in learned], classes.CLIP)
         optimizer.step()
         steps.append([loss.item(), norm.item()])
     confusion = [[0] * len(classes.LABELS) for _ in classes.LABELS]
-    for text, label in texts:
-        confusion[classes.LABELS.index(label)][logits(w, name, text).argmax().item()] += 1
+    for text, labels in samples:
+        for label, row in zip(numbers(labels), logits(w, name, text, labels)):
+            confusion[label][row.argmax().item()] += 1
     return {"steps": steps, "confusion": confusion}
 
 

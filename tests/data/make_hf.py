@@ -14,13 +14,14 @@ import shutil
 
 import torch
 from safetensors.torch import save_file
-from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification, Gemma2Config, Gemma2ForCausalLM,
+from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification,
+                          BertForTokenClassification, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
                           GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
                           LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM, RobertaConfig, RobertaForMaskedLM,
-                          RobertaForSequenceClassification)
+                          RobertaForSequenceClassification, RobertaForTokenClassification)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
 
@@ -318,5 +319,13 @@ save_with_logits("llama_dynamic", LlamaForCausalLM(LlamaConfig(
     **{**HEADS, "max_position_embeddings": 8},
     rope_parameters={"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0})),
     lambda state: llama_ours(state, 2, tied=False), parts=PARTS)
+torch.manual_seed(9)
+save_with_logits("bert_tokens", BertForTokenClassification(BertConfig(**NEOX, **CLASSES)),
+                 lambda state: bert_ours(state, 2, "bert.", 0, [], "classifier.bias",
+                                         "classifier.weight"))
+save_with_logits("roberta_tokens", RobertaForTokenClassification(RobertaConfig(
+    **{**NEOX, **CLASSES, "pad_token_id": 1, "max_position_embeddings": 18}, type_vocab_size=1)),
+    lambda state: bert_ours(state, 2, "roberta.", 2, [], "classifier.bias", "classifier.weight"),
+    least=2)
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

@@ -142,9 +142,37 @@ def save_kind(name, make):
         file.write("[\n" + ",\n".join(lines) + "\n]\n")
 
 
+def words():
+    """Lists of words, in tokens, and which word each token begins. Each is encoded by itself, between
+    special tokens; of byte-level tokenizers that put no space before a text, as running text."""
+    lists = [sentence.split() for sentence in SENTENCES] + [
+        ["EU", "rejects", "German", "call", "."], ["a"], ["New York", "'s", "50%", "(", "x", ")"],
+        ["unreachable", "日本語", "naïve", "😀", "e\u0301"]]
+    cases = []
+    for name in ("bert", "bert_cased", "word_piece_parts", "t5", "xlm_roberta", "unigram_bytes", "llama2",
+                 "mistral", "gemma", "roberta", "prefix_space", "gpt2", "llama3", "qwen2"):
+        tokenizer = Tokenizer.from_file(str(HERE / f"{name}.json"))
+        running = name in ("gpt2", "llama3", "qwen2")
+        for split in lists:
+            if running:
+                encoded = tokenizer.encode(" ".join(split))
+                ends = [len(" ".join(split[:i + 1])) for i in range(len(split))]
+                of = [next(i for i, end in enumerate(ends) if begin < end)
+                      for begin, _ in encoded.offsets]
+            else:
+                encoded = tokenizer.encode(split, is_pretokenized=True)
+                of = [-1 if i is None else i for i in encoded.word_ids]
+            first = [i if t == 0 or of[t - 1] != i else -1 for t, i in enumerate(of)]
+            cases.append({"tokenizer": name, "words": split, "ids": encoded.ids, "first": first})
+    with open(HERE / "words.cases.json", "w", encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) +
+                   "\n]\n")
+
+
 HERE.mkdir(exist_ok=True)
 for kind, make_kind in tokenizer_kinds.KINDS.items():
     save_kind(kind, make_kind)
 gpt2()
 llama3()
 prefix_space()
+words()

@@ -1,5 +1,5 @@
-"""Classifiers of documents: as PyTorch trains them, the same bits on every layout and over restarts, what
-evaluation and `classify` say, masked language modelling with an encoder, and what is refused."""
+"""Classifiers of documents and of words: as PyTorch trains them, the same bits on every layout and over
+restarts, what evaluation and `classify` say, masked language modelling with an encoder, and what is refused."""
 
 import json
 import shutil
@@ -24,12 +24,20 @@ ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run
 class ClassifyTest(RunTest):
     def setUp(self):
         super().setUp()
-        self.lines = self.dir / "all.jsonl"
-        classes.write_lines(self.lines, classes.texts())
-        self.run_job(0, "tokenize", self.lines, "--label", "animal", "--out", self.dir / "all")
+        for kind, told in classes.TOLD.items():
+            classes.write_samples(self.lines(kind), kind)
+            job = self.run_job(0, "tokenize", self.lines(kind), *told, "--out", self.prefix(kind))
+            self.assertEqual(job.code, 0, job.output)
+
+    def prefix(self, kind):
+        return self.dir / f"all_{kind}"
+
+    def lines(self, kind):
+        return self.dir / f"all_{kind}.jsonl"
 
     def deck_of(self, run, model, **changes):
-        return self.deck(run, change(classes.deck(model, self.dir / "all"), **changes))
+        prefix = self.prefix(classes.kind_of(model))
+        return self.deck(run, change(classes.deck(model, prefix), **changes))
 
     def steps_of(self, name):
         return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
@@ -45,20 +53,24 @@ class Oracle(ClassifyTest):
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is.
         bound = 8 * max(abs(a - b) for x, y in zip(want["float32"]["steps"], truth["steps"])
                         for a, b in zip(x, y))
+        samples = classes.samples(classes.kind_of(model))
+        counts = [sum(len(samples[(step * classes.BATCH + i) % len(samples)][1])
+                      for i in range(classes.BATCH)) for step in range(classes.STEPS)]
         for number, (ranks, layout) in enumerate(layouts):
             with self.subTest(ranks=ranks, **layout):
                 name = f"{model}_{number}"
                 self.train(ranks, self.deck_of(name, model, **layout,
-                                               data__validation=[str(self.dir / "all")],
+                                               data__validation=[
+                                                   str(self.prefix(classes.kind_of(model)))],
                                                evaluate__every=classes.STEPS, evaluate__batches=0))
                 steps = self.steps_of(name)
-                self.assertEqual([s["targets"] for s in steps], [classes.BATCH] * classes.STEPS)
+                self.assertEqual([s["targets"] for s in steps], counts)
                 worst = max(abs(s[key] - w[i]) for s, w in zip(steps, truth["steps"])
                             for i, key in enumerate(("loss", "grad_norm")))
                 self.assertLess(worst, bound)
                 (last,) = self.evaluations(name)
                 self.assertEqual(last["confusion"], truth["confusion"])
-                self.assertEqual(last["sequences"], len(classes.texts()))
+                self.assertEqual(last["sequences"], len(samples))
 
     def test_encoder(self):
         self.check("encoder", LAYOUTS)
@@ -69,11 +81,14 @@ class Oracle(ClassifyTest):
     def test_causal(self):
         self.check("causal", LAYOUTS[2:3])
 
+    def test_words(self):
+        self.check("tagger", LAYOUTS)
+
 
 class Bits(ClassifyTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        fixed = {**ANY_LAYOUT, "data__validation": [str(self.dir / "all")], "evaluate__every": 5,
-                 "evaluate__batches": 2}
+        fixed = {**ANY_LAYOUT, "data__validation": [str(self.prefix("classify"))],
+                 "evaluate__every": 5, "evaluate__batches": 2}
         want = self.train(1, self.deck_of("one", "encoder", **fixed))
         for ranks, layout in ((4, {"parallel__tensor": 2, "zero__stage": 3}),
                               (4, {"parallel__pipeline": 2, "zero__stage": 1,
@@ -88,6 +103,18 @@ class Bits(ClassifyTest):
             if path.name != "step_00000004":
                 shutil.rmtree(path)
         self.assertEqual(self.train(2, self.deck_of("one", "encoder", **fixed, zero__stage=1)), want)
+
+    def test_words_have_the_same_bits_on_every_layout_and_over_restarts(self):
+        """Documents are cut, too."""
+        fixed = {**ANY_LAYOUT, "batch__sequence": 16, "task__overlong": "cut"}
+        want = self.train(1, self.deck_of("one", "tagger", **fixed))
+        self.assertEqual(self.train(4, self.deck_of(
+            "four", "tagger", **fixed, parallel__tensor=2, zero__stage=3)), want)
+        for path in (self.dir / "one" / "checkpoints").glob("step_*"):
+            if path.name != "step_00000004":
+                shutil.rmtree(path)
+        self.assertEqual(self.train(2, self.deck_of("one", "tagger", **fixed, parallel__pipeline=2)),
+                         want)
 
     def test_masked_tokens_have_the_same_bits_and_are_learned(self):
         """BERT's model and task, on text in which each letter follows from the one before it."""
@@ -118,10 +145,10 @@ class Bits(ClassifyTest):
 
 class Verbs(ClassifyTest):
     def test_classify_says_what_evaluation_counts(self):
-        self.train(2, self.deck_of("run", "encoder", data__validation=[str(self.dir / "all")],
+        self.train(2, self.deck_of("run", "encoder", data__validation=[str(self.prefix("classify"))],
                                    evaluate__every=classes.STEPS, evaluate__batches=0))
         (last,) = self.evaluations("run")
-        job = self.run_job(0, "classify", self.dir / "run", self.lines, "--json")
+        job = self.run_job(0, "classify", self.dir / "run", self.lines("classify"), "--json")
         said = [json.loads(line) for line in job.output.splitlines() if line.startswith("{")]
         confusion = [[0] * 3 for _ in range(3)]
         for (_, label), line in zip(classes.texts(), said, strict=True):
@@ -131,11 +158,60 @@ class Verbs(ClassifyTest):
         self.assertEqual(confusion, last["confusion"])
         right = sum(confusion[i][i] for i in range(3))
         self.assertEqual(last["accuracy"], right / len(said))
-        labelled = self.run_job(0, "classify", self.dir / "run", self.lines, "--label", "animal")
+        labelled = self.run_job(0, "classify", self.dir / "run", self.lines("classify"), "--label",
+                                "animal")
         self.assertIn(f"accuracy {right / len(said):.4f}", labelled.output)
         evaluated = self.run_job(2, "evaluate", self.dir / "run.toml", "--set", "evaluate.batches=0")
         self.assertIn(f"accuracy {right / len(said):.4f}", evaluated.output)
         self.assertIn(f"F1 {last['f1']:.4f}", evaluated.output)
+
+    def test_words(self):
+        """Each of a list; or as white space divides a text, which is cut where the deck says so."""
+        self.train(2, self.deck_of("run", "tagger", task__overlong="cut",
+                                   data__validation=[str(self.prefix("tokens"))],
+                                   evaluate__every=classes.STEPS, evaluate__batches=0))
+        (last,) = self.evaluations("run")
+        classify = ("classify", self.dir / "run")
+        told = (self.lines("tokens"), *classes.TOLD["tokens"])
+        job = self.run_job(0, *classify, *told, "--json")
+        said = [json.loads(line)["words"] for line in job.output.splitlines()
+                if line.startswith("{")]
+        confusion = [[0] * 3 for _ in range(3)]
+        for (words, labels), line in zip(classes.sentences(), said, strict=True):
+            self.assertEqual([one["word"] for one in line], words)
+            for one, label in zip(line, labels):
+                self.assertAlmostEqual(sum(one["probabilities"].values()), 1, places=6)
+                confusion[classes.LABELS.index(label)][classes.LABELS.index(one["label"])] += 1
+        self.assertEqual(confusion, last["confusion"])
+        count, right = sum(map(sum, confusion)), sum(confusion[i][i] for i in range(3))
+        self.assertEqual((last["accuracy"], last["targets"]), (right / count, count))
+        self.assertIn(f"{count} words | accuracy {right / count:.4f} | F1 {last['f1']:.4f}",
+                      job.output)
+        text = self.dir / "text.txt"
+        text.write_text("\n".join(" ".join(words) for words, _ in classes.sentences()) + "\n")
+        job = self.run_job(0, *classify, text, "--separator", "\n")
+        self.assertEqual([line.split("\t")[::2] for line in job.output.splitlines() if "\t" in line],
+                         [[one["label"], one["word"]] for line in said for one in line])
+        text.write_text("a b  c\td " + 9 * "efg ")  # of which the first 24 bytes are read
+        job = self.run_job(0, *classify, text)
+        self.assertEqual([bool(line.split("\t")[0]) for line in job.output.splitlines()
+                          if "\t" in line], [True] * 9 + [False] * 4)
+
+    def test_wrong_uses_of_words(self):
+        self.train(1, self.deck_of("words", "tagger", run__steps=1))
+        self.train(1, self.deck_of("texts", "encoder", run__steps=1))
+        fish = self.dir / "fish.jsonl"
+        classes.write_sentences(fish, [(["a", "b"], ["dog", "fish"])])
+        for text, code, *arguments in (
+                ("says classes of documents, not of their words", 2, "texts", fish, "--words", "words"),
+                ("--words names the list of them", 2, "words", fish, "--label", "animals"),
+                ("all files must be .jsonl files", 2, "words", SOURCE / "README.md", "--words", "w"),
+                ('fish.jsonl: line 1: the label "fish" is none of the model\'s: bird, cat, dog', 3,
+                 "words", fish, *classes.TOLD["tokens"])):
+            with self.subTest(text):
+                job = self.run_job(0, "classify", self.dir / arguments[0], *arguments[1:])
+                self.assertEqual(job.code, code, job.output)
+                self.assertIn(text, job.output)
 
     def test_wrong_uses(self):
         self.train(1, self.deck_of("run", "encoder", run__steps=1))
@@ -160,7 +236,8 @@ class Verbs(ClassifyTest):
 class Refused(ClassifyTest):
     def assert_refused(self, code, text, **changes):
         with self.subTest(text):
-            deck = self.deck_of(f"refused_{abs(hash(text))}", "encoder", **changes)
+            model = changes.pop("of", "encoder")
+            deck = self.deck_of(f"refused_{abs(hash(text))}", model, **changes)
             job = self.run_job(2, "train", deck, each=True)
             self.assertEqual(set(job.codes), {code}, job.output)
             self.assertIn(text, job.output)
@@ -173,6 +250,11 @@ class Refused(ClassifyTest):
         self.assert_refused(2, 'task.pooling has no effect with task.kind = "lm"', task__kind="lm",
                             task__labels=None, model__attention="causal")
         self.assert_refused(2, "is gated", model__head_activation="swiglu")
+        self.assert_refused(2, "task.labels is missing", of="tagger", task__labels=None)
+        self.assert_refused(2, 'task.pooling has no effect with task.kind = "tokens"', of="tagger",
+                            task__pooling="mean")
+        self.assert_refused(2, 'task.kind = "tokens" does not go with optimizer.name', of="tagger",
+                            optimizer__name="onebit_adam", optimizer__compress_after=2)
 
     def test_data(self):
         self.assert_refused(3, "3 labels (bird, cat, dog), more than task.labels = 2",
@@ -184,9 +266,17 @@ class Refused(ClassifyTest):
         self.run_job(0, "tokenize", self.labelled("dog", "eel"), "--label", "animal", "--out",
                      self.dir / "others")
         self.assert_refused(3, "tessera tokenize --labels", data__validation=[str(self.dir / "others")])
-        (self.dir / "all.labels.bin").write_bytes(b"\1\0\0\0" * 80)
-        (self.dir / "all.labels.json").unlink()
-        self.assert_refused(3, "all.labels.json")
+        self.assert_refused(3, "those beside it are of words",
+                            data__train=[str(self.prefix("tokens"))])
+        self.assert_refused(3, "those beside it are of documents: make it anew with tessera tokenize "
+                            "--words", of="tagger", data__train=[str(self.prefix("classify"))])
+        labels = self.prefix("tokens").with_suffix(".labels.bin")
+        labels.write_bytes(b"\7" + labels.read_bytes()[1:])
+        self.assert_refused(3, "all_tokens.labels.bin: element 0 is 7, of the label 6, but",
+                            of="tagger")
+        (self.dir / "all_classify.labels.bin").write_bytes(b"\1\0\0\0" * 80)
+        (self.dir / "all_classify.labels.json").unlink()
+        self.assert_refused(3, "all_classify.labels.json")
 
     def labelled(self, *labels):
         path = self.dir / "few.jsonl"

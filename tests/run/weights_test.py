@@ -335,6 +335,7 @@ class Encoders(WeightsTest):
     def test_weights_without_a_head(self):
         """Which no import makes up."""
         for name, head, of in (("bert", "cls.predictions.", "BertForMaskedLM"),
+                               ("bert_tokens", "classifier.", "BertForTokenClassification"),
                                ("roberta_classes", "classifier.", "RobertaForSequenceClassification")):
             prefix = name.split("_")[0]
             for classes in ([of], None, ["BertModel"]):
@@ -361,7 +362,7 @@ class Encoders(WeightsTest):
     def test_classes(self):
         """Their names go with the model, and other data does not."""
         source, run = SOURCE / "tests/data/hf/bert_classes", self.dir / "bert_classes"
-        for name in ("bert_classes", "roberta_classes"):
+        for name in ("bert_classes", "roberta_classes", "bert_tokens", "roberta_tokens"):
             self.job("import", SOURCE / "tests/data/hf" / name, "--to", self.dir / name)
             self.job("export", self.dir / name, "--to", self.dir / f"{name}_out",
                      says=["give the same logits to the bit (0 from those of unrounded"])
@@ -407,8 +408,8 @@ class Encoders(WeightsTest):
                  {"position_embedding_type": "relative_key"}),
                 ("decoder", "$.is_decoder: true is not supported; allowed: false",
                  {"is_decoder": True}),
-                ("classes", "the head of a BertForTokenClassification is not supported",
-                 {"architectures": ["BertForTokenClassification"]}),
+                ("classes", "the head of a BertForQuestionAnswering is not supported",
+                 {"architectures": ["BertForQuestionAnswering"]}),
                 ("headless", "cls.predictions.bias has the shape (13); config.json says (14)",
                  {"vocab_size": 14})):
             with self.subTest(name):

@@ -99,18 +99,18 @@ constexpr EventField kStepFields[] = {
 constexpr EventField kEvaluateFields[] = {
     {"step", "", "after which it was"},
     {"loss", "nats", "mean over the targets that count of the validation data that it read"},
-    {"perplexity", "", "e to the power of the loss; null where documents are classified"},
+    {"perplexity", "", "e to the power of the loss; null where documents or words are classified"},
     {"bits_per_byte", "bits",
      "a byte of the text that the targets stand for, of which special tokens have none; null "
      "where no tokenizer is known"},
     {"accuracy", "",
-     "the share of documents whose class it found; null, as the next two, where none are "
-     "classified"},
+     "the share of documents, or of words, whose class it found; null, as the next two, where none "
+     "are classified"},
     {"f1", "", "the mean over classes of the harmonic mean of precision and recall"},
     {"confusion", "",
-     "for each label, in the order of `labels.json`, how many of its documents were taken for "
-     "each"},
-    {"sequences", "", "that it read; where documents are classified, these"},
+     "for each label, in the order of `labels.json`, how many of its documents or words were taken "
+     "for each"},
+    {"sequences", "", "that it read; where documents or their words are classified, documents"},
     {"targets", "", "of them that count"},
     {"sets", "",
      "an entry for each of `data.validation`: its `data`, and the same of it alone: `loss` "

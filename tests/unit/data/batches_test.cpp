@@ -382,42 +382,76 @@ TEST_F(DocumentsTest, OfABlankStepAreNoLongerThanPadding) {
   EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 2, 0, 2, 2, 4, 2, 4, 4, 5}));
 }
 
-/// Documents of 3, 1, 6, 2 and 9 tokens, each of a class.
+deck::TaskSection classes(std::int64_t labels, deck::TaskKind kind = deck::TaskKind::classify) {
+  deck::TaskSection task;
+  task.kind = kind, task.labels = labels;
+  return task;
+}
+
+/// Documents of 3, 1, 6, 2 and 9 tokens, each of a class, or words in them.
 class LabelsTest : public DocumentsTest {
  protected:
   void label(const std::vector<std::int32_t>& labels, const std::vector<std::string>& names) {
     const std::filesystem::path prefix = directory_ / "labelled";
-    {
-      io::MegatronWriter tokens(prefix, kVocab);
-      std::int32_t next = 0;
-      for (const std::int32_t length : {3, 1, 6, 2, 9}) {
-        std::vector<std::int32_t> document;
-        for (std::int32_t i = 0; i < length; ++i) document.push_back(next++);
-        tokens.append(document);
-        tokens.end_document();
-      }
-      tokens.publish();
-    }
+    write_tokens(prefix);
     io::MegatronShare of_documents(io::labels_prefix(prefix), DType::i32, 0);
     for (const std::int32_t l : labels) {
       of_documents.append(std::span(&l, 1));
       of_documents.end_document();
     }
-    of_documents.place({}, of_documents.extent());
-    of_documents.publish();
+    publish(of_documents);
     io::write_label_names(io::label_names_file(prefix), {.key = "y", .names = names});
     labelled_ = open(prefix);
+  }
+
+  /// Every third token begins a word, whose label is its number of three; documents are closed by
+  /// two tokens, which have none.
+  void label_words() {
+    const std::filesystem::path prefix = directory_ / "labelled";
+    write_tokens(prefix);
+    io::MegatronShare of_tokens(io::labels_prefix(prefix), DType::i32, 0);
+    std::int32_t next = 0;
+    for (const std::int32_t length : kLengths) {
+      for (std::int32_t i = 0; i < length; ++i, ++next) {
+        const bool begins = next % 3 == 0 && i < length - 2;
+        const std::int32_t element = begins ? 1 + next / 3 % 3 : 0;
+        of_tokens.append(std::span(&element, 1));
+      }
+      of_tokens.end_document();
+    }
+    publish(of_tokens);
+    io::write_label_names(
+        io::label_names_file(prefix),
+        {.key = "y", .names = {"a", "b", "c"}, .of = io::LabelsOf::words, .closing = 2});
+    labelled_ = open(prefix);
+  }
+
+  static constexpr std::array<std::int32_t, 5> kLengths = {3, 1, 6, 2, 9};
+  static void write_tokens(const std::filesystem::path& prefix) {
+    io::MegatronWriter tokens(prefix, kVocab);
+    std::int32_t next = 0;
+    for (const std::int32_t length : kLengths) {
+      std::vector<std::int32_t> document;
+      for (std::int32_t i = 0; i < length; ++i) document.push_back(next++);
+      tokens.append(document);
+      tokens.end_document();
+    }
+    tokens.publish();
+  }
+  static void publish(io::MegatronShare& share) {
+    share.place({}, share.extent());
+    share.publish();
   }
   std::unique_ptr<io::TokenCorpus> labelled_;
 };
 
 TEST_F(LabelsTest, AreTheOnlyTargetsOfTheirDocuments) {
   label({1, 0, 2, 0, 1}, {"a", "b", "c"});
-  const auto labels = std::make_shared<const LabelledDocuments>(*labelled_, 3);
+  const auto labels = std::make_shared<const LabelledDocuments>(*labelled_, classes(3));
   const std::vector<std::int64_t> ends = {3, 4, 10, 12, 21};
   for (std::int64_t token = 0, d = 0; token < 21; ++token) {
     if (token == ends[static_cast<std::size_t>(d)]) ++d;
-    EXPECT_EQ(labels->at(token), (std::vector{1, 0, 2, 0, 1}[static_cast<std::size_t>(d)]));
+    EXPECT_EQ(labels->at(token).label, (std::vector{1, 0, 2, 0, 1}[static_cast<std::size_t>(d)]));
   }
   const auto documents =
       Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::cut, "labelled");
@@ -439,12 +473,39 @@ TEST_F(LabelsTest, AreTheOnlyTargetsOfTheirDocuments) {
                DataError);
 }
 
+TEST_F(LabelsTest, OfWordsAreTargetsOfTheirTokensAndCutsKeepWhatCloses) {
+  label_words();
+  const auto labels =
+      std::make_shared<const LabelledDocuments>(*labelled_, classes(3, deck::TaskKind::tokens));
+  const auto documents =
+      Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::cut, "labelled");
+  Batches batches(*labelled_, [&](std::int64_t s) { return s < 5 ? documents[s] : Range{}; },
+                  {.documents = {.separate = true, .longest = 2}, .labels = labels});
+  batches.begin(0, {.sequence = 4, .micro = 6, .micro_batches = 1});
+  std::vector<std::int32_t> targets(24), tokens(24);
+  const auto view = [](auto& v) {
+    return View(reinterpret_cast<std::byte*>(v.data()), DType::i32, {24});
+  };
+  batches.current().load(0, {.tokens = view(tokens), .targets = view(targets)});
+  EXPECT_EQ(tokens, (std::vector{0,  1,  2, 0, 3,  0,  0,  0,  4, 5, 8, 9,  //
+                                 10, 11, 0, 0, 12, 13, 19, 20, 0, 0, 0, 0}));
+  EXPECT_EQ(targets, (std::vector{0,  -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                  -1, -1, -1, -1, 1,  -1, -1, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(batches.current().count(), 2);
+  batches.begin_blank({.sequence = 4, .micro = 6, .micro_batches = 1});
+  batches.current().load(0, {.targets = view(targets)});
+  EXPECT_EQ(targets, std::vector(24, -1));
+  EXPECT_THROW(LabelledDocuments(*labelled_, classes(3)), DataError) << "which are of words";
+  label({1, 0, 2, 0, 1}, {"a", "b", "c"});
+  EXPECT_THROW(LabelledDocuments(*labelled_, classes(3, deck::TaskKind::tokens)), DataError);
+}
+
 TEST_F(LabelsTest, MustBeAsManyAsDocumentsAndNoMoreThanClasses) {
   label({1, 0, 2, 0, 1}, {"a", "b", "c"});
-  EXPECT_THROW(LabelledDocuments(*labelled_, 2), DataError);
-  EXPECT_THROW(LabelledDocuments(*corpus_, 3), DataError) << "which has none";
+  EXPECT_THROW(LabelledDocuments(*labelled_, classes(2)), DataError);
+  EXPECT_THROW(LabelledDocuments(*corpus_, classes(3)), DataError) << "which has none";
   label({1, 0, 2, 0}, {"a", "b", "c"});
-  EXPECT_THROW(LabelledDocuments(*labelled_, 3), DataError);
+  EXPECT_THROW(LabelledDocuments(*labelled_, classes(3)), DataError);
 }
 
 }  // namespace

@@ -244,7 +244,8 @@ std::optional<Tokenized> read_tokens(const fs::path& prefix) {
   Tokenized found{.ids = std::vector<std::int32_t>(static_cast<std::size_t>(corpus.tokens())),
                   .tokenizer = io::path_exists(beside) ? io::Tokenizer::open(beside).json() : ""};
   corpus.read(0, found.ids);
-  if (auto labels = io::read_labels(corpus.files()[0])) found.labels = std::move(labels->labels);
+  if (const auto names = io::label_names_of(corpus.files()[0]))
+    found.labels = io::read_document_labels(corpus.files()[0], *names);
   return found;
 }
 

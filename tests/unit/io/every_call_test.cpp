@@ -350,7 +350,9 @@ TEST(EveryCall, OfTokenizing) {
           if (succeeded) {
             const io::TokenCorpus corpus(entries, 256);
             EXPECT_EQ(corpus.tokens(), 15);
-            EXPECT_EQ(io::read_labels(corpus.files()[0])->labels, (std::vector{1, 0, 1}));
+            const io::TokenCorpus::TokenFile& file = corpus.files()[0];
+            EXPECT_EQ(io::read_document_labels(file, *io::label_names_of(file)),
+                      (std::vector{1, 0, 1}));
             EXPECT_EQ(io::open_kept_tokenizer(io::tokenizer_beside(out)).vocab(), 256);
           }
           fs::remove_all(out.parent_path());

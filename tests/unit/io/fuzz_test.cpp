@@ -287,8 +287,8 @@ TEST(Fuzz, TargetsAndLabels) {
     fuzz_file(prefix + end, [&] {
       const io::TokenCorpus corpus(entries, 100);
       io::count_targets(corpus, 0, corpus.tokens());
-      const auto labels = io::read_labels(corpus.files()[0]);
-      for (const std::int32_t label : labels->labels)
+      const auto names = *io::label_names_of(corpus.files()[0]);
+      for (const std::int32_t label : io::read_document_labels(corpus.files()[0], names))
         TESSERA_CHECK(label == 0 || label == 1, "label {}", label);
     });
   }

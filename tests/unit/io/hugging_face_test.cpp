@@ -107,7 +107,8 @@ constexpr std::array kModels = {"gpt2",          "llama",
                                 "qwen2_windows", "qwen3_windows",
                                 "gptj",          "llama_dynamic",
                                 "bert",          "roberta",
-                                "bert_classes",  "roberta_classes"};
+                                "bert_classes",  "roberta_classes",
+                                "bert_tokens",   "roberta_tokens"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -302,6 +303,19 @@ TEST(HfModel, NamesClasses) {
   EXPECT_TRUE(numbered.classes().empty());
   const json written = json::parse(io::write_hf_config(numbered.architecture(), DType::f32, {}));
   EXPECT_EQ(written["id2label"], (json{{"0", "LABEL_0"}, {"1", "LABEL_1"}, {"2", "LABEL_2"}}));
+}
+
+TEST(HfModel, NamesClassesOfTokens) {
+  for (const char* name : {"bert_tokens", "roberta_tokens"}) {
+    const auto model = io::HfModel::open(data_path(name));
+    const auto& a = model.architecture();
+    EXPECT_EQ(
+        std::tuple(a.task, a.labels, a.pooling, a.head_hidden, a.head_bias, a.tied_embeddings),
+        std::tuple("tokens", 3, "none", 0, true, false));
+    EXPECT_EQ(json::parse(io::write_hf_config(a, DType::f32, {}))["architectures"][0],
+              std::string(name).starts_with("bert_") ? "BertForTokenClassification"
+                                                     : "RobertaForTokenClassification");
+  }
 }
 
 // Positions hold the first type of tokens too, and files keep a place for both.
@@ -576,10 +590,12 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"bert", "/is_decoder", true, "$.is_decoder: true is not supported; allowed: false"},
       {"bert", "/add_cross_attention", true, "$.add_cross_attention: true is not supported"},
       {"bert", "/tie_word_embeddings", false, "$.tie_word_embeddings: false is not supported"},
-      {"bert", "/architectures/0", "BertForTokenClassification",
-       "$.architectures[0]: the head of a BertForTokenClassification is not supported; allowed: "
-       "BertForMaskedLM, BertForPreTraining, BertModel, BertForSequenceClassification"},
+      {"bert", "/architectures/0", "BertForQuestionAnswering",
+       "$.architectures[0]: the head of a BertForQuestionAnswering is not supported; allowed: "
+       "BertForMaskedLM, BertForPreTraining, BertModel, BertForSequenceClassification, "
+       "BertForTokenClassification"},
       {"bert_classes", "/num_labels", 4, "$.num_labels: 4, but id2label names 3 classes"},
+      {"bert_tokens", "/id2label/3", "mild", "classifier.weight has the shape (3, 8)"},
       {"bert_classes", "/problem_type", "regression",
        "$.problem_type: \"regression\" is not supported"},
       {"bert_classes", "/id2label/1", "warm", "two classes have the same name"},

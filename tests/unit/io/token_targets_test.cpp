@@ -73,8 +73,11 @@ TEST(Labels, RefuseWhatDoesNotFit) {
   const std::string prefix = (dir / "a").string();
   write_pair(prefix, DType::u16, {{1, 2}, {3}});
   const std::vector<std::string> entries{prefix};
-  const auto read = [&] { return io::read_labels(io::TokenCorpus(entries, 10).files()[0]); };
-  EXPECT_FALSE(read());
+  const auto read = [&] {
+    const io::TokenCorpus corpus(entries, 10);
+    io::read_document_labels(corpus.files()[0], *io::label_names_of(corpus.files()[0]));
+  };
+  EXPECT_FALSE(io::label_names_of(io::TokenCorpus(entries, 10).files()[0]));
   const auto refusal = [&](DType type, const Documents& labels, const std::string& names) {
     write_pair(prefix + ".labels", type, labels);
     test::write_file(prefix + ".labels.json", names);
@@ -93,8 +96,35 @@ TEST(Labels, RefuseWhatDoesNotFit) {
             std::string::npos);
   EXPECT_NE(refusal(DType::i32, good, R"({"key": "k", "names": [1]})").find("$.names[0]: expected"),
             std::string::npos);
+  EXPECT_NE(refusal(DType::i32, good, R"({"key": "k", "names": ["x"], "of": "all"})")
+                .find("$.of: expected documents|words"),
+            std::string::npos);
   std::filesystem::remove(prefix + ".labels.json");
   EXPECT_NE(message_of<DataError>(read).find("a.labels.json"), std::string::npos);
+}
+
+TEST(Labels, OfWordsRefuseWhatDoesNotFit) {
+  const TemporaryDirectory dir;
+  const std::string prefix = (dir / "a").string();
+  write_pair(prefix, DType::u16, {{1, 2}, {3}});
+  const std::vector<std::string> entries{prefix};
+  const auto read = [&](const Documents& labels) {
+    write_pair(prefix + ".labels", DType::i32, labels);
+    const io::TokenCorpus corpus(entries, 10);
+    const io::WordLabels words(corpus.files(), {.key = "k", .names = {"x", "y"}});
+    std::vector<std::int32_t> found(3);
+    words.read(0, found);
+    return found;
+  };
+  EXPECT_EQ(read({{1, 0}, {2}}), (std::vector<std::int32_t>{0, -1, 1}));
+  EXPECT_NE(message_of<DataError>([&] {
+              read({{1}, {2}});
+            }).find("are not those of"),
+            std::string::npos);
+  EXPECT_NE(message_of<DataError>([&] {
+              read({{1, 0}, {3}});
+            }).find("a.labels.bin: element 2 is 3, of the label 2, but"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -301,9 +301,14 @@ std::vector<std::string> names_in(const fs::path& directory) {
   return names;
 }
 
-io::DocumentLabels labels_beside(const fs::path& prefix) {
+io::LabelNames names_beside(const fs::path& prefix) {
+  return io::read_label_names(io::label_names_file(prefix));
+}
+
+std::vector<std::int32_t> labels_beside(const fs::path& prefix) {
   const std::vector<std::string> entries{prefix.string()};
-  return io::read_labels(io::TokenCorpus(entries, 256).files()[0]).value();
+  return io::read_document_labels(io::TokenCorpus(entries, 1 << 20).files()[0],
+                                  names_beside(prefix));
 }
 
 TEST(Tokenize, LabelsGoWithTheirDocuments) {
@@ -334,16 +339,157 @@ TEST(Tokenize, LabelsGoWithTheirDocuments) {
       const auto summary = tokenize({dir / "l.jsonl"}, dir / "out", bytes, parts,
                                     {.labels = io::LabelSource::member, .label_key = "kind"});
       EXPECT_EQ(summary.labels->names, names);
-      const io::DocumentLabels made = labels_beside(dir / "out");
-      EXPECT_EQ(made.names.key, "kind");
-      EXPECT_EQ(made.names.names, names);
-      EXPECT_EQ(made.labels, expected) << parts;
+      EXPECT_EQ(names_beside(dir / "out").key, "kind");
+      EXPECT_EQ(names_beside(dir / "out").names, names);
+      EXPECT_EQ(labels_beside(dir / "out"), expected) << parts;
     }
   }
   EXPECT_EQ(names_in(dir.path()),
             (std::vector<std::string>{"l.jsonl", "out.bin", "out.idx", "out.labels.bin",
                                       "out.labels.idx", "out.labels.json", "out.tokenizer.json",
                                       "out.tokenizer_config.json"}));
+}
+
+/// A tokenizer.json whose words are pieces, framed by 1 and 2.
+io::Tokenizer framing_tokenizer() {
+  const std::vector<std::string> pieces = {"[UNK]", "[CLS]", "[SEP]", "ab", "##c", "##d", "e"};
+  nlohmann::json vocab;
+  for (std::size_t i = 0; i < pieces.size(); ++i) vocab[pieces[i]] = i;
+  return io::Tokenizer::parse(
+      nlohmann::json{{"normalizer", nullptr},
+                     {"pre_tokenizer", {{"type", "BertPreTokenizer"}}},
+                     {"post_processor",
+                      {{"type", "BertProcessing"}, {"cls", {"[CLS]", 1}}, {"sep", {"[SEP]", 2}}}},
+                     {"model",
+                      {{"type", "WordPiece"},
+                       {"vocab", vocab},
+                       {"unk_token", "[UNK]"},
+                       {"continuing_subword_prefix", "##"},
+                       {"max_input_chars_per_word", 100}}}}
+          .dump(),
+      "framing");
+}
+
+TEST(Tokenize, LabelsOfWordsAreAtTheirFirstTokens) {
+  const TemporaryDirectory dir;
+  std::string lines;
+  for (int i = 0; i < 9; ++i) {
+    lines += R"({"w": ["abcd", "", "e", "ab e"], "t": ["B", "I", "O", "I"]})"
+             "\n"
+             R"({"w": [], "t": []})"
+             "\n"
+             R"({"w": ["e"], "t": ["O"]})"
+             "\n";
+  }
+  test::write_file(dir / "l.jsonl", lines);
+  for (const std::int64_t parts : {1, 2, 7, 60}) {
+    auto tokenizer = framing_tokenizer();
+    const auto summary = tokenize({dir / "l.jsonl"}, dir / "out", tokenizer, parts,
+                                  {.words = "w",
+                                   .labels = io::LabelSource::member,
+                                   .label_key = "t",
+                                   .special_tokens = true});
+    EXPECT_EQ(summary.documents, 18) << "a list without words is no document";
+    const io::LabelNames names = names_beside(dir / "out");
+    EXPECT_EQ(std::tuple(names.key, names.of, names.closing),
+              std::tuple("t", io::LabelsOf::words, 1));
+    EXPECT_EQ(names.names, (std::vector<std::string>{"B", "I", "O"}));
+    const std::vector<std::string> entries{(dir / "out").string()};
+    const io::TokenCorpus corpus(entries, 7);
+    const io::WordLabels labels(corpus.files(), names);
+    std::vector<std::int32_t> ids(11), found(11);  // of two documents
+    ASSERT_EQ(corpus.tokens(), 9 * 11);
+    for (std::int64_t at = 0; at < corpus.tokens(); at += 11) {
+      corpus.read(at, ids);
+      labels.read(at, found);
+      EXPECT_EQ(ids, (std::vector<std::int32_t>{1, 3, 4, 5, 6, 3, 6, 2, 1, 6, 2}));
+      EXPECT_EQ(found, (std::vector<std::int32_t>{-1, 0, -1, -1, 2, 1, -1, -1, -1, 2, -1}));
+    }
+  }
+}
+
+// Whose tokens begin with the space before a word, as in running text.
+TEST(Tokenize, WordsOfBytesAreThoseOfTheirText) {
+  const std::vector<std::string> words = {"the", "quick", "brown"};
+  std::vector<std::int32_t> ids, word_of;
+  auto tokenizer = io::Tokenizer::bytes();
+  io::encode_words(words, tokenizer, false, ids, word_of);
+  EXPECT_EQ(ids, tokenizer.encode("the quick brown"));
+  std::vector<std::int32_t> expected(ids.size(), -1);
+  expected[0] = 0, expected[3] = 1, expected[9] = 2;
+  EXPECT_EQ(word_of, expected);
+}
+
+TEST(Tokenize, DocumentsThatAreCutKeepWhatClosesThem) {
+  auto tokenizer = framing_tokenizer();
+  std::vector<std::int32_t> ids;
+  io::encode_document("ab e ab", tokenizer, true, ids);
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{1, 3, 6, 3, 2}));
+  EXPECT_EQ(io::closing_tokens(tokenizer, true), 1);
+  EXPECT_EQ(io::closing_tokens(tokenizer, false), 0);
+  io::cut_document(ids, 5, 1);
+  EXPECT_EQ(ids.size(), 5U);
+  io::cut_document(ids, 3, 1);
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{1, 3, 2}));
+  tokenizer.set_end_of_text(2);
+  EXPECT_EQ(io::closing_tokens(tokenizer, true), 1) << "which ends it already";
+  tokenizer.set_end_of_text(6);
+  EXPECT_EQ(io::closing_tokens(tokenizer, true), 2);
+  io::encode_document("ab", tokenizer, true, ids);
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{1, 3, 2, 6}));
+}
+
+TEST(Tokenize, IntegersAreNumbersOfKnownNamesThatAreWords) {
+  const TemporaryDirectory dir;
+  test::write_file(dir / "l.jsonl", R"({"text": "a", "t": 2})"
+                                    "\n"
+                                    R"({"text": "b", "t": 0})"
+                                    "\n");
+  const auto labels = [&](const std::vector<std::string>& names) {
+    auto bytes = io::Tokenizer::bytes();
+    test::tokenize_in_parts({dir / "l.jsonl"}, dir / "out", bytes, 1,
+                            {.labels = io::LabelSource::member, .label_key = "t"}, {},
+                            io::LabelNames{.key = "t", .names = names});
+    return labels_beside(dir / "out");
+  };
+  EXPECT_EQ(labels({"x", "y", "z"}), (std::vector<std::int32_t>{2, 0}));
+  EXPECT_EQ(labels({"2", "y", "0"}), (std::vector<std::int32_t>{0, 2})) << "these are names";
+  EXPECT_NE(message_of<DataError>([&] {
+              labels({"x", "y"});
+            }).find("line 1: the label 2 is not among those of --labels: x, y"),
+            std::string::npos);
+}
+
+TEST(Tokenize, RefusesWordsThatAreNone) {
+  const TemporaryDirectory dir;
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"w": ["a", "b"], "t": ["x"]})",
+       "line 3: $.t: 1 label for the 2 words of w: each word has one"},
+      {R"({"w": ["a"], "t": ["x", "x"]})", "line 3: $.t: 2 labels for the 1 word of w"},
+      {R"({"w": ["a", 5], "t": ["x", "x"]})", "line 3: $.w[1]: expected a string"},
+      {R"({"w": "a b", "t": ["x", "x"]})", "line 3: $.w: expected"},
+      {R"({"w": ["a"], "t": "x"})", "line 3: $.t: expected"},
+      {R"({"w": ["a"], "t": [1.5]})", "line 3: $.t[0]: expected a label: a string"},
+      {R"({"w": ["a"], "t": [null]})", "line 3: $.t[0]: expected a label: a string"},
+      {R"({"w": ["a", "b"], "t": ["x", 3]})", "line 3: t is an integer, 3, but in"},
+      {R"({"w": ["a"], "t": ["y"]})", "line 3: the label y is not among those of --labels: x"},
+      {R"({"t": ["x"]})", "line 3: $: \"w\" is missing"}};
+  for (const auto& [line, expected] : cases) {
+    const std::string good = R"({"w": ["a"], "t": ["x"]})"
+                             "\n";
+    test::write_file(dir / "l.jsonl", good + good + line + "\n");
+    const auto message = message_of<DataError>([&] {
+      auto bytes = io::Tokenizer::bytes();
+      test::tokenize_in_parts({dir / "l.jsonl"}, dir / "out", bytes, 2,
+                              {.words = "w", .labels = io::LabelSource::member, .label_key = "t"},
+                              {},
+                              expected.find("among") == std::string::npos
+                                  ? std::nullopt
+                                  : std::optional(io::LabelNames{.key = "t", .names = {"x"}}));
+    });
+    EXPECT_NE(message.find("l.jsonl: " + expected), std::string::npos) << message;
+    EXPECT_EQ(names_in(dir.path()).size(), 1U);
+  }
 }
 
 TEST(Tokenize, NothingOfAnotherTextIsLeftBesideNewTokens) {
@@ -405,8 +551,8 @@ TEST(Tokenize, FoldersAreLabelsOfTheirFiles) {
   for (const std::int64_t parts : {1, 3}) {
     auto bytes = io::Tokenizer::bytes();
     tokenize(files, dir / "out", bytes, parts, {.labels = io::LabelSource::folder});
-    EXPECT_EQ(labels_beside(dir / "out").names.names, (std::vector<std::string>{"neg", "pos"}));
-    EXPECT_EQ(labels_beside(dir / "out").labels, (std::vector<std::int32_t>{0, 0, 1}));
+    EXPECT_EQ(names_beside(dir / "out").names, (std::vector<std::string>{"neg", "pos"}));
+    EXPECT_EQ(labels_beside(dir / "out"), (std::vector<std::int32_t>{0, 0, 1}));
   }
   const auto refusal = [&] {
     return message_of<DataError>([&] { io::files_of_folders(dir / "pos"); });

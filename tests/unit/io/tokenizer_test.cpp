@@ -6,6 +6,7 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "io/tokenize.hpp"
 #include "io/tokenizer_json.hpp"
 #include "io/utf8.hpp"
 #include "support/temporary_directory.hpp"
@@ -67,6 +68,19 @@ INSTANTIATE_TEST_SUITE_P(Files, TokenizerKind,
                                            "xlm_roberta", "unigram_bytes", "llama2", "mistral",
                                            "gemma", "bpe_unknown", "roberta", "qwen2",
                                            "starcoder"));
+
+TEST(Tokenizer, EncodesWordsAsTheReferenceDoes) {
+  const json cases = json::parse(test::read_file(data_path("words.cases.json")));
+  ASSERT_GT(cases.size(), 100U);
+  for (const json& c : cases) {
+    auto tokenizer = io::Tokenizer::open(data_path(c["tokenizer"].get<std::string>() + ".json"));
+    tokenizer.set_end_of_text(std::nullopt);
+    Ids ids, first;
+    io::encode_words(c["words"].get<std::vector<std::string>>(), tokenizer, true, ids, first);
+    EXPECT_EQ(ids, c["ids"].get<Ids>()) << c;
+    EXPECT_EQ(first, c["first"].get<Ids>()) << c;
+  }
+}
 
 TEST(Tokenizer, TakesBrokenBytesForReplacementCharacters) {
   for (const char* name : {"bert.json", "t5.json", "llama2.json", "bpe_unknown.json"}) {

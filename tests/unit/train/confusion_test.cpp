@@ -15,7 +15,7 @@ TEST(Confusion, SaysAccuracyPrecisionAndRecall) {
   c.add(std::array<std::int64_t, 16>{3, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   c.add(std::array<std::int64_t, 16>{1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   EXPECT_EQ(c.classes(), 4);
-  EXPECT_EQ(c.documents(), 7);
+  EXPECT_EQ(c.total(), 7);
   EXPECT_DOUBLE_EQ(c.accuracy(), 5.0 / 7);
   EXPECT_DOUBLE_EQ(c.precision(0), 4.0 / 5);
   EXPECT_DOUBLE_EQ(c.recall(0), 4.0 / 5);

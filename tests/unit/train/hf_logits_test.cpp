@@ -166,7 +166,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                                            "gpt_neox", "gemma2", "gemma3", "llama_yarn",
                                            "gpt_neox_sequential", "qwen2_windows", "qwen3_windows",
                                            "gptj", "llama_dynamic", "bert", "roberta",
-                                           "bert_classes", "roberta_classes"));
+                                           "bert_classes", "roberta_classes", "bert_tokens",
+                                           "roberta_tokens"));
 
 }  // namespace
 }  // namespace tessera::test
