@@ -12,6 +12,7 @@
 #include "kernels/api/classifier.hpp"
 #include "kernels/api/elementwise.hpp"
 #include "kernels/api/embed.hpp"
+#include "kernels/api/experts.hpp"
 #include "kernels/api/linear.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
@@ -49,6 +50,16 @@ namespace tessera::kernels {
   F(Confusion) \
   F(Pool) \
   F(PoolBackward) \
+  F(Route) \
+  F(RouteBackward) \
+  F(ExpertLoad) \
+  F(Dispatch) \
+  F(SpreadRows) \
+  F(CombineRows) \
+  F(RowDots) \
+  F(ExpertLinear) \
+  F(ExpertLinearBackwardInput) \
+  F(ExpertLinearBackwardWeight) \
   F(Verdict) \
   F(OptimizerUpdate) \
   F(AverageTrust) \

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/api/embed.hpp"
+#include "kernels/api/experts.hpp"
 #include "kernels/common/math.hpp"
 
 namespace tessera::kernels {
@@ -37,6 +38,15 @@ inline PlaceRows position_rows(const EmbedBackward& a) {
           .first_token = 0,
           .tokens_per_sample = a.tokens.extent(1),
           .rows = a.d_position_table.extent(0)};
+}
+
+/// Of copies of tokens: the row of each is its expert.
+inline PlaceRows rows_of_experts(const Dispatch& a) {
+  return {.tokens = a.experts.as<std::int32_t>(),
+          .documents = nullptr,
+          .first_token = 0,
+          .tokens_per_sample = a.experts.elements(),
+          .rows = a.begins.elements() - 1};
 }
 
 }  // namespace tessera::kernels

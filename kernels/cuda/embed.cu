@@ -59,27 +59,6 @@ void run(const AddPositions& a, const Context& context) {
 
 namespace {
 
-/// Sorts into one of the two halves of scratch, and says which.
-Places sort_places(const EmbedBackward& a, const PlaceSort& sort, const PlaceRows& rows,
-                   const Context& context) {
-  auto* scratch = reinterpret_cast<std::int32_t*>(a.scratch.data);
-  Places from{scratch, scratch + sort.places};
-  Places to{scratch + 2 * sort.places, scratch + 3 * sort.places};
-  std::int32_t* counts = scratch + 4 * sort.places;
-  launch(on(context, a.kName, ceil_div(sort.places, kSortThreads), kSortThreads), place_rows_kernel,
-         rows, sort.places, from);
-  for (int pass = 0; pass < sort.passes; ++pass) {
-    launch(on(context, a.kName, sort.tiles, kSortThreads), count_digits_kernel, from.rows,
-           sort.places, pass, sort.tiles, counts);
-    launch(on(context, a.kName, 1, kScanThreads), scan_counts_kernel, counts,
-           PlaceSort::kDigits * sort.tiles);
-    launch(on(context, a.kName, sort.tiles, kSortThreads), move_places_kernel, from, sort.places,
-           pass, sort.tiles, counts, to);
-    std::swap(from, to);
-  }
-  return from;
-}
-
 void clear(const View& x, const char* operation, const Context& context) {
   const View m = x.matrix();
   const auto width = static_cast<std::size_t>(m.cols() * size_of(m.type));
@@ -92,12 +71,10 @@ void clear(const View& x, const char* operation, const Context& context) {
 /// Adds the gradients of places to the table's rows that they name.
 void row_gradients(const EmbedBackward& a, const View& table, const PlaceRows& rows, Write write,
                    const Context& context) {
-  const PlaceSort sort(a, table);
-  TESSERA_CHECK(sort.places <= 0x7fffffff && table.extent(0) < 0x7fffffff,
-                "{} places of a table of {} rows", sort.places, table.extent(0));
+  const PlaceSort sort(a.tokens.elements(), table.extent(0));
   // Rows of an overwritten table are cleared and added to, since many of them have no place.
   if (write == Write::overwrite) clear(table, a.kName, context);
-  const Places sorted = sort_places(a, sort, rows, context);
+  const Places sorted = sort_places(a.kName, a.scratch, sort, rows, context);
   const std::int64_t n = sort.places, columns = a.d.cols();
   with_type(a.d.type, [&]<typename T>() {
     with_type(table.type, [&]<typename G>() {

@@ -3,6 +3,9 @@
 // tile have it; where do its places begin; move them there.
 #pragma once
 
+#include <utility>
+
+#include "core/math.hpp"
 #include "kernels/common/place_rows.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/team.cuh"
@@ -110,6 +113,29 @@ inline __global__ void __launch_bounds__(kSortThreads)
     to.rows[to_place] = row;
     to.places[to_place] = from.places[begin + k];
   }
+}
+
+/// Sorts into one of the two halves of scratch, and says which.
+inline Places sort_places(const char* operation, const View& scratch, const PlaceSort& sort,
+                          const PlaceRows& rows, const Context& context) {
+  TESSERA_CHECK(sort.places <= 0x7fffffff && rows.rows < 0x7fffffff,
+                "{} places of a table of {} rows", sort.places, rows.rows);
+  auto* words = reinterpret_cast<std::int32_t*>(scratch.data);
+  Places from{words, words + sort.places};
+  Places to{words + 2 * sort.places, words + 3 * sort.places};
+  std::int32_t* counts = words + 4 * sort.places;
+  launch(on(context, operation, ceil_div(sort.places, kSortThreads), kSortThreads),
+         place_rows_kernel, rows, sort.places, from);
+  for (int pass = 0; pass < sort.passes; ++pass) {
+    launch(on(context, operation, sort.tiles, kSortThreads), count_digits_kernel, from.rows,
+           sort.places, pass, sort.tiles, counts);
+    launch(on(context, operation, 1, kScanThreads), scan_counts_kernel, counts,
+           PlaceSort::kDigits * sort.tiles);
+    launch(on(context, operation, sort.tiles, kSortThreads), move_places_kernel, from, sort.places,
+           pass, sort.tiles, counts, to);
+    std::swap(from, to);
+  }
+  return from;
 }
 
 }  // namespace tessera::kernels::cuda

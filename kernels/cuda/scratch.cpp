@@ -99,18 +99,25 @@ std::int64_t scratch_bytes(const NormBackward& a) {
   return NormPartials(a).bytes();
 }
 
-PlaceSort::PlaceSort(const EmbedBackward& a, const View& table)
-    : places(a.tokens.elements()), tiles(ceil_div(places, kTile)) {
-  // Rows 0 .. n - 1 and n for places whose row is elsewhere.
-  const auto rows = static_cast<std::uint64_t>(table.extent(0));
-  passes = static_cast<int>(ceil_div(std::bit_width(rows), kDigitBits));
-}
+PlaceSort::PlaceSort(std::int64_t of_places, std::int64_t rows)
+    : places(of_places),
+      tiles(ceil_div(places, kTile)),
+      // Rows 0 .. n - 1 and n for places whose row is elsewhere.
+      passes(static_cast<int>(
+          ceil_div(std::bit_width(static_cast<std::uint64_t>(rows)), kDigitBits))) {}
 
 std::int64_t PlaceSort::bytes() const {
   return (4 * places + kDigits * tiles) * size_of(DType::i32);
 }
 
-std::int64_t scratch_bytes(const EmbedBackward& a) { return PlaceSort(a, a.d_token_table).bytes(); }
+std::int64_t scratch_bytes(const EmbedBackward& a) {
+  return PlaceSort(a.tokens.elements(), a.d_token_table.extent(0)).bytes();
+}
+
+std::int64_t scratch_bytes(const Dispatch& a) {
+  const std::int64_t experts = a.begins.elements() - 1;
+  return PlaceSort(a.experts.elements(), experts).bytes() + 2 * experts * size_of(DType::i32);
+}
 
 std::int64_t scratch_bytes(const Rope& a) {
   return a.x.extent(1) * a.turned() * size_of(DType::f32);

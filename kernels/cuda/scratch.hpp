@@ -29,6 +29,7 @@ std::int64_t scratch_bytes(const LinearBackwardWeight&);
 std::int64_t scratch_bytes(const Attention&);
 std::int64_t scratch_bytes(const AttentionBackward&);
 std::int64_t scratch_bytes(const Rope&);
+std::int64_t scratch_bytes(const Dispatch&);
 std::int64_t scratch_bytes(const SumQuantized&);
 std::int64_t scratch_bytes(const RequantizeSum&);
 
@@ -79,16 +80,16 @@ struct NormPartials {
   std::int64_t bytes() const;
 };
 
-/// EmbedBackward's sort of places by their row of a gradient's table: keys and places twice, as a
-/// radix sort takes them from one to the other, and how often each tile of places has each digit.
-/// The tables' sorts use the same memory one after the other.
+/// A sort of places by their row of a table: keys and places twice, as a radix sort takes them from
+/// one to the other, and how often each tile of places has each digit. The sorts of EmbedBackward's
+/// tables use the same memory one after the other.
 struct PlaceSort {
   static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   static constexpr std::int64_t kTile = 2048;  // places that a block sorts
   std::int64_t places, tiles;
   int passes;  // digits of a row's index
 
-  PlaceSort(const EmbedBackward&, const View& table);
+  PlaceSort(std::int64_t of_places, std::int64_t rows);
   std::int64_t bytes() const;
 };
 

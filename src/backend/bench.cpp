@@ -188,6 +188,7 @@ class Bench {
       dropout(m);
       activations(m);
       ends(m);
+      experts(m);
     }
     flat();
   }
@@ -293,6 +294,70 @@ class Bench {
     row(Activate{.x = wide, .y = y, .kind = ActivationKind::swiglu}, text(wide) + ", swiglu");
     row(ActivateBackward{.x = wide, .d_y = y, .d_x = wide, .kind = ActivationKind::swiglu},
         text(wide) + ", swiglu");
+  }
+
+  /// Eight experts as wide as the model, of which each token goes to two.
+  void experts(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const std::int64_t count = 8, tokens = m.samples * m.tokens, columns = m.columns;
+    const Routing routing{.choices = 2, .normalized = true};
+    const std::int64_t copies = tokens * routing.choices, all = expert_rows(copies, count);
+    const View logits = memory.floats(DType::f32, {tokens, count}),
+               stats = memory.zeros(DType::f32, {tokens, kRouteStats}),
+               chosen = memory.zeros(DType::i32, {tokens, routing.choices}),
+               weights = memory.zeros(DType::f32, {tokens, routing.choices}),
+               place = memory.zeros(DType::i32, {tokens, routing.choices}),
+               source = memory.zeros(DType::i32, {all}),
+               begins = memory.zeros(DType::i32, {count + 1});
+    // Each finds what those before it have written.
+    row(Route{.logits = logits,
+              .experts = chosen,
+              .weights = weights,
+              .stats = stats,
+              .routing = routing},
+        text(logits));
+    row(RouteBackward{.logits = logits,
+                      .stats = stats,
+                      .experts = chosen,
+                      .d_weights = weights,
+                      .d_logits = logits,
+                      .routing = routing},
+        text(logits));
+    const View load = memory.zeros(DType::f32, {2, m.samples, count});
+    row(ExpertLoad{.logits = logits,
+                   .stats = stats,
+                   .experts = chosen,
+                   .counts = load.row_range(0, m.samples),
+                   .shares = load.row_range(m.samples, m.samples),
+                   .routing = routing},
+        text(logits));
+    row(Dispatch{.experts = chosen, .place = place, .source = source, .begins = begins},
+        text(chosen));
+    const View x = memory.floats(type_, {tokens, columns}),
+               rows = memory.floats(type_, {all, columns});
+    row(
+        SpreadRows{
+            .x = x, .weights = {}, .source = source, .rows = rows, .choices = routing.choices},
+        text(rows));
+    row(CombineRows{.rows = rows, .weights = weights, .place = place, .out = x}, text(rows));
+    row(RowDots{.x = x, .rows = rows, .place = place, .dots = weights}, text(rows));
+    const View w = memory.floats(type_, {count * columns, columns}),
+               y = memory.floats(type_, {all, columns}),
+               d_w = memory.floats(DType::f32, {count * columns, columns});
+    const std::string shape =
+        fmt::format("{} rows to {} of {} x {}", copies, count, columns, columns);
+    row(ExpertLinear{.x = rows, .weight = w, .begins = begins, .y = y, .copies = copies}, shape);
+    row(
+        ExpertLinearBackwardInput{
+            .d_y = y, .weight = w, .begins = begins, .d_x = rows, .copies = copies},
+        shape);
+    row(ExpertLinearBackwardWeight{.d_y = y,
+                                   .x = rows,
+                                   .begins = begins,
+                                   .d_weight = d_w,
+                                   .write = Write::add,
+                                   .copies = copies},
+        shape);
   }
 
   void ends(const BenchModel& m) {

@@ -56,6 +56,13 @@ enum class RopeScalingKind : std::uint8_t { none, linear, dynamic, llama3, yarn 
 /// vector of its first or last token. None: each token has an output.
 enum class Pooling : std::uint8_t { none, mean, first, last };
 
+/// What scores of experts are of a router's logits: their softmax (Shazeer et al. 2017, Fedus et
+/// al. 2021), or the sigmoid of each (DeepSeek-AI 2024, DeepSeek-V3).
+enum class RouterScores : std::uint8_t { softmax, sigmoid };
+
+/// What a group of experts counts: its best expert's score, or the sum of its two best.
+enum class GroupScore : std::uint8_t { largest, two_largest };
+
 /// What backward computes again instead of keeping it: nothing, attention, whole blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
@@ -134,6 +141,18 @@ struct EnumWords<Pooling> {
   using enum Pooling;
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{mean, "mean"},
                                        std::pair{first, "first"}, std::pair{last, "last"}};
+};
+template <>
+struct EnumWords<RouterScores> {
+  using enum RouterScores;
+  static constexpr std::array table = {std::pair{softmax, "softmax"},
+                                       std::pair{sigmoid, "sigmoid"}};
+};
+template <>
+struct EnumWords<GroupScore> {
+  using enum GroupScore;
+  static constexpr std::array table = {std::pair{largest, "largest"},
+                                       std::pair{two_largest, "two_largest"}};
 };
 template <>
 struct EnumWords<Recompute> {

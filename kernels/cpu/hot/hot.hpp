@@ -50,6 +50,13 @@ namespace tessera::kernels {
   /* Of some of the (B, C) results, counted row by row. */ \
   F(pool, void(const Pool&, Range elements)) \
   F(pool_backward, void(const PoolBackward&, Range rows)) \
+  F(route, void(const Route&, Range rows)) \
+  F(route_backward, void(const RouteBackward&, Range rows)) \
+  /* Sixteen neighbouring experts of a sample each, counted sample by sample. */ \
+  F(expert_load, void(const ExpertLoad&, Range sixteens)) \
+  F(spread_rows, void(const SpreadRows&, Range rows)) \
+  F(combine_rows, void(const CombineRows&, Range rows)) \
+  F(row_dots, void(const RowDots&, Range rows)) \
   /* `trust`: trust_of a second pass's sums. */ \
   F(update, void(const OptimizerUpdate&, float trust, Range elements)) \
   /* A first pass: words (kTensorWords, not normalised) += its sums; null: there are none. */ \

@@ -309,5 +309,11 @@ TESSERA_INLINE T* row_of(const View& v, std::int64_t r) {
 TESSERA_INLINE std::int64_t columns_of(const View& v) {
   return v.shape[static_cast<std::size_t>(v.rank - 1)];
 }
+/// Of all leading axes.
+TESSERA_INLINE std::int64_t row_count(const View& v) {
+  std::int64_t n = 1;
+  for (int i = 0; i + 1 < v.rank; ++i) n *= v.shape[static_cast<std::size_t>(i)];
+  return n;
+}
 
 }  // namespace tessera::kernels::TESSERA_ISA

@@ -177,6 +177,81 @@ TEST_F(BackEnds, AgreeOnPooling) {
   }
 }
 
+// Also where experts, choices and groups are as many as there may be.
+TEST_F(BackEnds, AgreeOnExperts) {
+  struct Router {
+    std::int64_t experts;
+    Routing routing;
+  };
+  const std::vector<Router> routers = {
+      {8, {.choices = 2, .normalized = true}},
+      {40,
+       {.choices = 6,
+        .scores = RouterScores::sigmoid,
+        .normalized = true,
+        .scale = 2.5F,
+        .groups = 5,
+        .open_groups = 2,
+        .group_score = GroupScore::two_largest}},
+      {kMostExperts, {.choices = kMostChoices, .groups = kMostGroups, .open_groups = 7}},
+  };
+  const std::int64_t samples = 2, tokens = 2 * 37, columns = 50;
+  for (const auto& [experts, routing] : routers) {
+    const auto logits = Tensor::random(DType::f32, {tokens, experts}, 1, 2),
+               bias = Tensor::random(DType::f32, {experts}, 2, 0.1),
+               d_weights = Tensor::random(DType::f32, {tokens, routing.choices}, 3),
+               balance = Tensor::random(DType::f32, {samples, experts}, 4),
+               x = Tensor::random(DType::bf16, {tokens, columns}, 5);
+    const auto run_all = [&](Device& device) {
+      Outputs out;
+      const auto make = [&](DType type, std::vector<std::int64_t> shape) {
+        out.emplace_back(type, std::move(shape));
+        return out.back().view();
+      };
+      const std::int64_t choices = routing.choices, rows = expert_rows(tokens * choices, experts);
+      const View chosen = make(DType::i32, {tokens, choices}),
+                 weights = make(DType::f32, {tokens, choices}),
+                 stats = make(DType::f32, {tokens, kRouteStats}),
+                 place = make(DType::i32, {tokens, choices}), source = make(DType::i32, {rows}),
+                 spread = make(DType::bf16, {rows, columns});
+      run(device, Route{.logits = logits.view(),
+                        .bias = bias.view(),
+                        .experts = chosen,
+                        .weights = weights,
+                        .stats = stats,
+                        .routing = routing});
+      run(device, RouteBackward{.logits = logits.view(),
+                                .stats = stats,
+                                .experts = chosen,
+                                .d_weights = d_weights.view(),
+                                .balance = balance.view(),
+                                .d_logits = make(DType::bf16, {tokens, experts}),
+                                .routing = routing});
+      run(device, ExpertLoad{.logits = logits.view(),
+                             .stats = stats,
+                             .experts = chosen,
+                             .counts = make(DType::f32, {samples, experts}),
+                             .shares = make(DType::f32, {samples, experts}),
+                             .routing = routing});
+      run(device, Dispatch{.experts = chosen,
+                           .place = place,
+                           .source = source,
+                           .begins = make(DType::i32, {experts + 1})});
+      run(device, SpreadRows{.x = x.view(),
+                             .weights = weights,
+                             .source = source,
+                             .rows = spread,
+                             .choices = choices});
+      run(device, CombineRows{.rows = spread,
+                              .weights = weights,
+                              .place = place,
+                              .out = make(DType::f32, {tokens, columns})});
+      return out;
+    };
+    expect_same_bits(run_all, fmt::format("{} of {} experts", routing.choices, experts));
+  }
+}
+
 // Hot tokens have several hundred places, in several tiles of the sort; rows need three digits.
 TEST_F(BackEnds, AgreeOnTheOrderOfManyPlaces) {
   const std::int64_t samples = 2, tokens = 3001, columns = 12, vocabulary = 70000;

@@ -1,0 +1,339 @@
+// Mixtures of experts (Shazeer et al. 2017): which experts a router chooses for each token, copies
+// of tokens in the order of their experts, and products of each expert's rows with its own matrix.
+// N tokens, K choices of each, E experts.
+#pragma once
+
+#include "core/choices.hpp"
+#include "core/math.hpp"
+#include "kernels/api/linear.hpp"
+
+namespace tessera::kernels {
+
+/// How a router chooses from its logits. With `groups`, experts are so many equal neighbours, and
+/// only those of the `open_groups` best can be chosen (DeepSeek-AI 2024, DeepSeek-V2, section
+/// 2.2.2; DeepSeek-V3, section 2.1.2).
+struct Routing {
+  std::int64_t choices = 1;  // K
+  RouterScores scores = RouterScores::softmax;
+  bool normalized = false;  // a token's weights are divided by their sum
+  float scale = 1;          // what weights are multiplied with at the end
+  std::int64_t groups = 1, open_groups = 1;
+  GroupScore group_score = GroupScore::largest;
+};
+
+inline constexpr std::int64_t kMostExperts = 512, kMostChoices = 32, kMostGroups = 32;
+/// What is known of a token's logits: the largest, and the inverse sums of their exponentials,
+/// relative to it, and of all scores.
+inline constexpr std::int64_t kRouteStats = 3;
+
+/// experts[n] = the K experts with the largest score, the best first and of equal ones that of the
+/// smaller index; weights[n] their scores. With a bias scores are compared after it is added to
+/// them, which changes no weight (Wang et al. 2024, loss-free balancing). Whatever logits are, K
+/// different experts are chosen.
+struct Route {
+  static constexpr const char* kName = "route";
+  View logits;   // (N, E) f32
+  View bias;     // (E) f32, or absent
+  View experts;  // (N, K) i32
+  View weights;  // (N, K) f32
+  View stats;    // (N, kRouteStats) f32
+  Routing routing;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.bias, Access::read), f(s.experts, Access::write);
+    f(s.weights, Access::write), f(s.stats, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// The gradient of logits from that of weights; of balance, what each expert's mean share of scores
+/// over the tokens of a sample weighs in the loss; and of z times the squared logarithm of the sum
+/// of exponentials of each token's logits (Zoph et al. 2022, equation 5).
+struct RouteBackward {
+  static constexpr const char* kName = "route_backward";
+  View logits;     // (N, E) f32
+  View stats;      // (N, kRouteStats) f32
+  View experts;    // (N, K) i32
+  View d_weights;  // (N, K) f32
+  View balance;    // (S, E) f32: of S samples of equal numbers of tokens; or absent
+  View d_logits;   // (N, E), f32 or the type that products take
+  float z = 0;
+  Routing routing;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.stats, Access::read), f(s.experts, Access::read);
+    f(s.d_weights, Access::read), f(s.balance, Access::read), f(s.d_logits, Access::write);
+    f(s.scratch, Access::write);
+  }
+};
+
+/// Of each sample: how many of its tokens' choices each expert is, exactly, and the mean over its
+/// tokens of each expert's share of scores. A sum has sixteen parts, as in Pool.
+struct ExpertLoad {
+  static constexpr const char* kName = "expert_load";
+  View logits;   // (N, E) f32
+  View stats;    // (N, kRouteStats) f32
+  View experts;  // (N, K) i32
+  View counts;   // (S, E) f32
+  View shares;   // (S, E) f32
+  Routing routing;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.stats, Access::read), f(s.experts, Access::read);
+    f(s.counts, Access::write), f(s.shares, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// Rows of an expert begin on multiples of this; those between are padding.
+inline constexpr std::int64_t kExpertRows = 16;
+/// Rows that hold `copies` of tokens wherever these go.
+constexpr std::int64_t expert_rows(std::int64_t copies, std::int64_t experts) {
+  return round_up(copies + experts * (kExpertRows - 1), kExpertRows);
+}
+
+/// The order of copies by expert, those of an expert in the order of tokens and choices.
+struct Dispatch {
+  static constexpr const char* kName = "dispatch";
+  View experts;  // (N, K) i32
+  View place;    // (N, K) i32: the row of each copy
+  View source;   // (R) i32, R = expert_rows(N K, E): which copy, n K + k, a row has; -1: none
+  View begins;   // (E + 1) i32: the first row of each expert, and behind the last
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.experts, Access::read), f(s.place, Access::write), f(s.source, Access::write);
+    f(s.begins, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// rows[r] = x of the token whose copy it is, times the copy's weight if there are weights; padding
+/// is 0.
+struct SpreadRows {
+  static constexpr const char* kName = "spread_rows";
+  View x;        // (N, C)
+  View weights;  // (N, K) f32, or absent
+  View source;   // (R) i32
+  View rows;     // (R, C)
+  std::int64_t choices = 1;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.weights, Access::read), f(s.source, Access::read);
+    f(s.rows, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// out[n] = the sum of the token's copies, times their weights if there are weights, in f32 and in
+/// the order of choices.
+struct CombineRows {
+  static constexpr const char* kName = "combine_rows";
+  View rows;     // (R, C)
+  View weights;  // (N, K) f32, or absent
+  View place;    // (N, K) i32
+  View out;      // (N, C), of the type of rows or f32
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.rows, Access::read), f(s.weights, Access::read), f(s.place, Access::read);
+    f(s.out, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// dots[n, k] = x[n] . rows[place[n, k]]: the gradient of CombineRows' weights from that of `out`.
+struct RowDots {
+  static constexpr const char* kName = "row_dots";
+  View x;      // (N, C)
+  View rows;   // (R, C)
+  View place;  // (N, K) i32
+  View dots;   // (N, K) f32
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.rows, Access::read), f(s.place, Access::read);
+    f(s.dots, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// y = x W^T for the rows of each expert, with its own of E matrices that lie behind one another.
+/// Rows behind the last expert's are not written. `copies`: rows that are no padding.
+struct ExpertLinear {
+  static constexpr const char* kName = "expert_linear";
+  View x;       // (R, I)
+  View weight;  // (E O, I)
+  View begins;  // (E + 1) i32
+  View y;       // (R, O)
+  std::int64_t copies = 0;
+  View scratch;
+
+  double flop() const {
+    return 2.0 * static_cast<double>(copies) * static_cast<double>(x.cols() * y.cols());
+  }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.weight, Access::read), f(s.begins, Access::read);
+    f(s.y, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// d_x = d_y W for the rows of each expert.
+struct ExpertLinearBackwardInput {
+  static constexpr const char* kName = "expert_linear_dgrad";
+  View d_y;     // (R, O)
+  View weight;  // (E O, I)
+  View begins;  // (E + 1) i32
+  View d_x;     // (R, I)
+  std::int64_t copies = 0;
+  View scratch;
+
+  double flop() const {
+    return 2.0 * static_cast<double>(copies) * static_cast<double>(d_x.cols() * d_y.cols());
+  }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.d_y, Access::read), f(s.weight, Access::read), f(s.begins, Access::read);
+    f(s.d_x, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// d_weight (+)= d_y^T x of each expert's rows; an expert without any has a gradient of 0.
+struct ExpertLinearBackwardWeight {
+  static constexpr const char* kName = "expert_linear_wgrad";
+  View d_y;       // (R, O)
+  View x;         // (R, I)
+  View begins;    // (E + 1) i32
+  View d_weight;  // (E O, I), accumulation type
+  Write write = Write::overwrite;
+  std::int64_t copies = 0;
+  View scratch;
+
+  double flop() const {
+    return 2.0 * static_cast<double>(copies) * static_cast<double>(x.cols() * d_y.cols());
+  }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.d_y, Access::read), f(s.x, Access::read), f(s.begins, Access::read);
+    f(s.d_weight, access_of(s.write)), f(s.scratch, Access::write);
+  }
+};
+
+inline void check_routing(const Routing& r, std::int64_t experts) {
+  TESSERA_CHECK(experts >= 1 && experts <= kMostExperts && r.choices >= 1 &&
+                    r.choices <= kMostChoices && r.groups >= 1 && r.groups <= kMostGroups &&
+                    experts % r.groups == 0 && r.open_groups >= 1 && r.open_groups <= r.groups &&
+                    r.choices <= r.open_groups * (experts / r.groups),
+                "{} choices of {} experts, {} of {} groups", r.choices, experts, r.open_groups,
+                r.groups);
+  TESSERA_CHECK(r.group_score == GroupScore::largest || r.groups == 1 || experts / r.groups >= 2,
+                "the two best of groups of {} experts", experts / r.groups);
+}
+
+/// `logits` (N, E), and what is known of them.
+inline void check_routed(const View& logits, const View& stats, const View& experts,
+                         const Routing& routing) {
+  TESSERA_CHECK(logits.type == DType::f32, "logits of {}", to_string(logits.type));
+  check_routing(routing, logits.cols());
+  check_flat({stats}, DType::f32, logits.rows() * kRouteStats);
+  check_flat({experts}, DType::i32, logits.rows() * routing.choices);
+}
+
+inline void check(const Route& a) {
+  check_routed(a.logits, a.stats, a.experts, a.routing);
+  check_flat({a.weights}, DType::f32, a.logits.rows() * a.routing.choices);
+  if (a.bias) check_flat({a.bias}, DType::f32, a.logits.cols());
+}
+
+inline void check_samples(const View& of_samples, const View& logits) {
+  check_flat({of_samples}, DType::f32, of_samples.rows() * logits.cols());
+  TESSERA_CHECK(of_samples.rows() > 0 && logits.rows() % of_samples.rows() == 0,
+                "{} tokens of {} samples", logits.rows(), of_samples.rows());
+}
+
+inline void check(const RouteBackward& a) {
+  check_routed(a.logits, a.stats, a.experts, a.routing);
+  check_flat({a.d_weights}, DType::f32, a.logits.rows() * a.routing.choices);
+  check_floats({a.d_logits});
+  check_same_matrix({a.logits, a.d_logits});
+  if (a.balance) check_samples(a.balance, a.logits);
+}
+
+inline void check(const ExpertLoad& a) {
+  check_routed(a.logits, a.stats, a.experts, a.routing);
+  check_samples(a.counts, a.logits);
+  check_same_matrix({a.counts, a.shares});
+  check_samples(a.shares, a.logits);
+}
+
+inline void check(const Dispatch& a) {
+  const std::int64_t copies = a.experts.elements(), experts = a.begins.elements() - 1;
+  check_flat({a.experts, a.place}, DType::i32, copies);
+  TESSERA_CHECK(experts >= 1 && experts <= kMostExperts, "{} experts", experts);
+  check_flat({a.begins}, DType::i32, experts + 1);
+  check_flat({a.source}, DType::i32, expert_rows(copies, experts));
+}
+
+inline void check(const SpreadRows& a) {
+  check_floats({a.x});
+  check_same_type({a.x, a.rows});
+  check_flat({a.source}, DType::i32, a.rows.rows());
+  TESSERA_CHECK(a.x.cols() == a.rows.cols() && a.choices >= 1,
+                "rows of {} columns from {}, {} each", a.rows.cols(), a.x.cols(), a.choices);
+  if (a.weights) check_flat({a.weights}, DType::f32, a.x.rows() * a.choices);
+}
+
+inline void check(const CombineRows& a) {
+  check_floats({a.rows});
+  check_result(a.out, a.rows.type);
+  TESSERA_CHECK(a.out.cols() == a.rows.cols() && a.place.rows() == a.out.rows(),
+                "{} rows of {} columns from {} places of {}", a.out.rows(), a.out.cols(),
+                a.place.rows(), a.rows.cols());
+  check_flat({a.place}, DType::i32, a.place.elements());
+  if (a.weights) check_flat({a.weights}, DType::f32, a.place.elements());
+}
+
+inline void check(const RowDots& a) {
+  check_floats({a.x});
+  check_same_type({a.x, a.rows});
+  TESSERA_CHECK(a.x.cols() == a.rows.cols() && a.place.rows() == a.x.rows(),
+                "{} rows of {} columns with {} places of {}", a.x.rows(), a.x.cols(),
+                a.place.rows(), a.rows.cols());
+  check_flat({a.place}, DType::i32, a.place.elements());
+  check_flat({a.dots}, DType::f32, a.place.elements());
+}
+
+/// x (R, I), y (R, O) and E matrices (O, I).
+inline void check_experts(const View& x, const View& y, const View& weight, const View& begins) {
+  check_floats({x, weight, y});
+  const std::int64_t experts = begins.elements() - 1;
+  check_flat({begins}, DType::i32, experts + 1);
+  TESSERA_CHECK(x.rows() == y.rows() && x.rows() % kExpertRows == 0 && experts >= 1 &&
+                    weight.rows() == experts * y.cols() && weight.cols() == x.cols(),
+                "x ({}, {}), y ({}, {}), {} experts' weights ({}, {})", x.rows(), x.cols(),
+                y.rows(), y.cols(), experts, weight.rows(), weight.cols());
+}
+
+inline void check(const ExpertLinear& a) {
+  check_experts(a.x, a.y, a.weight, a.begins);
+  check_same_type({a.x, a.weight});
+  check_result(a.y, a.x.type);
+}
+inline void check(const ExpertLinearBackwardInput& a) {
+  check_experts(a.d_x, a.d_y, a.weight, a.begins);
+  check_same_type({a.d_y, a.weight});
+  check_result(a.d_x, a.d_y.type);
+}
+inline void check(const ExpertLinearBackwardWeight& a) {
+  check_experts(a.x, a.d_y, a.d_weight, a.begins);
+  check_same_type({a.d_y, a.x});
+  check_result(a.d_weight, a.x.type);
+}
+
+}  // namespace tessera::kernels

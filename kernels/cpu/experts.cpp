@@ -1,0 +1,185 @@
+// Mixtures of experts on the CPU: checks arguments, divides rows over the team. Products of an
+// expert's rows are made of pieces whose rows are powers of two, so that the library compiles few.
+#include <algorithm>
+
+#include "kernels/cpu/clear.hpp"
+#include "kernels/cpu/operations.hpp"
+#include "kernels/cpu/team.hpp"
+
+namespace tessera::kernels::cpu {
+namespace {
+
+/// Refuses experts that there are not.
+void check_experts_of(const View& chosen, std::int64_t experts) {
+  const auto* expert = chosen.as<std::int32_t>();
+  for (std::int64_t i = 0; i < chosen.elements(); ++i)
+    TESSERA_CHECK(expert[i] >= 0 && expert[i] < experts, "expert {} at place {} of {}", expert[i],
+                  i, experts);
+}
+
+}  // namespace
+
+void run(const Route& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.logits.rows(), 16,
+                  [&](Range rows) { context.hot.route(a, rows); });
+}
+
+void run(const RouteBackward& a, const Context& context) {
+  check(a);
+  check_experts_of(a.experts, a.logits.cols());
+  parallel_ranges(context.threads, a.logits.rows(), 16,
+                  [&](Range rows) { context.hot.route_backward(a, rows); });
+}
+
+void run(const ExpertLoad& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.counts.rows() * ceil_div(a.logits.cols(), 16), 1,
+                  [&](Range sixteens) { context.hot.expert_load(a, sixteens); });
+}
+
+void run(const Dispatch& a, const Context&) {
+  check(a);
+  const std::int64_t experts = a.begins.elements() - 1, copies = a.experts.elements();
+  check_experts_of(a.experts, experts);
+  const auto* expert = a.experts.as<std::int32_t>();
+  auto* begins = a.begins.as<std::int32_t>();
+  auto* place = a.place.as<std::int32_t>();
+  auto* source = a.source.as<std::int32_t>();
+  std::fill_n(begins, experts + 1, 0);
+  for (std::int64_t i = 0; i < copies; ++i) ++begins[expert[i] + 1];
+  for (std::int64_t e = 0; e < experts; ++e)
+    begins[e + 1] = begins[e] + static_cast<std::int32_t>(round_up(begins[e + 1], kExpertRows));
+  std::fill_n(source, a.source.elements(), -1);
+  std::int32_t next[kMostExperts];
+  std::copy_n(begins, experts, next);
+  for (std::int64_t i = 0; i < copies; ++i) {
+    place[i] = next[expert[i]]++;
+    source[place[i]] = static_cast<std::int32_t>(i);
+  }
+}
+
+void run(const SpreadRows& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.rows.rows(), 1,
+                  [&](Range rows) { context.hot.spread_rows(a, rows); });
+}
+
+void run(const CombineRows& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.out.rows(), 1,
+                  [&](Range rows) { context.hot.combine_rows(a, rows); });
+}
+
+void run(const RowDots& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.x.rows(), 1,
+                  [&](Range rows) { context.hot.row_dots(a, rows); });
+}
+
+namespace {
+
+/// f(piece) for the pieces of rows, each of kExpertRows times a power of two, the largest first.
+template <typename F>
+void for_powers_of_two(Range rows, F&& f) {
+  std::int64_t piece = kExpertRows;
+  while (piece * 2 <= rows.count()) piece *= 2;
+  for (std::int64_t at = rows.begin; at < rows.end; at += piece) {
+    while (piece > rows.end - at) piece /= 2;
+    f(Range{at, at + piece});
+  }
+}
+
+/// The largest of bytes(rows) for pieces of at most `rows` rows.
+template <typename F>
+std::int64_t largest_piece(std::int64_t rows, F&& bytes) {
+  std::int64_t most = 0;
+  for (std::int64_t piece = kExpertRows; piece <= rows; piece *= 2)
+    most = std::max(most, bytes(Range{0, piece}));
+  return most;
+}
+
+View part_of(const View& v, Range rows) { return v.matrix().row_range(rows.begin, rows.count()); }
+View expert_of(const View& weight, std::int64_t e, std::int64_t rows) {
+  return weight.row_range(e * rows, rows);
+}
+
+/// f(expert, its rows).
+template <typename F>
+void for_experts(const View& begins, std::int64_t rows, F&& f) {
+  const auto* begin = begins.as<std::int32_t>();
+  for (std::int64_t e = 0; e < begins.elements() - 1; ++e) {
+    TESSERA_CHECK(begin[e] >= 0 && begin[e] <= begin[e + 1] && begin[e + 1] <= rows &&
+                      begin[e + 1] % kExpertRows == 0,
+                  "expert {} has rows {} to {} of {}", e, begin[e], begin[e + 1], rows);
+    f(e, Range{begin[e], begin[e + 1]});
+  }
+}
+
+Linear piece_of(const ExpertLinear& a, std::int64_t e, Range rows) {
+  return {.x = part_of(a.x, rows),
+          .weight = expert_of(a.weight, e, a.y.cols()),
+          .y = part_of(a.y, rows),
+          .scratch = a.scratch};
+}
+LinearBackwardInput piece_of(const ExpertLinearBackwardInput& a, std::int64_t e, Range rows) {
+  return {.d_y = part_of(a.d_y, rows),
+          .weight = expert_of(a.weight, e, a.d_y.cols()),
+          .d_x = part_of(a.d_x, rows),
+          .scratch = a.scratch};
+}
+LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t e, Range rows) {
+  return {.d_y = part_of(a.d_y, rows),
+          .x = part_of(a.x, rows),
+          .d_weight = expert_of(a.d_weight, e, a.d_y.cols()),
+          .scratch = a.scratch};
+}
+
+template <typename Operation>
+std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Context& context) {
+  return largest_piece(rows,
+                       [&](Range piece) { return scratch_bytes(piece_of(a, 0, piece), context); });
+}
+
+}  // namespace
+
+std::int64_t scratch_bytes(const ExpertLinear& a, const Context& context) {
+  return bytes_of_pieces(a, a.x.rows(), context);
+}
+std::int64_t scratch_bytes(const ExpertLinearBackwardInput& a, const Context& context) {
+  return bytes_of_pieces(a, a.d_y.rows(), context);
+}
+std::int64_t scratch_bytes(const ExpertLinearBackwardWeight& a, const Context& context) {
+  return bytes_of_pieces(a, a.d_y.rows(), context);
+}
+
+void run(const ExpertLinear& a, const Context& context) {
+  check(a);
+  for_experts(a.begins, a.x.rows(), [&](std::int64_t e, Range rows) {
+    for_powers_of_two(rows, [&](Range piece) { run(piece_of(a, e, piece), context); });
+  });
+}
+
+void run(const ExpertLinearBackwardInput& a, const Context& context) {
+  check(a);
+  for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
+    for_powers_of_two(rows, [&](Range piece) { run(piece_of(a, e, piece), context); });
+  });
+}
+
+void run(const ExpertLinearBackwardWeight& a, const Context& context) {
+  check(a);
+  for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
+    if (rows.empty() && a.write == Write::overwrite)
+      clear_rows(expert_of(a.d_weight, e, a.d_y.cols()), context.threads);
+    Write write = a.write;
+    for_powers_of_two(rows, [&](Range piece) {
+      LinearBackwardWeight product = piece_of(a, e, piece);
+      product.write = write;
+      run(product, context);
+      write = Write::add;
+    });
+  });
+}
+
+}  // namespace tessera::kernels::cpu

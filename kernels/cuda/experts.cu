@@ -1,0 +1,207 @@
+// Mixtures of experts on a GPU: checks arguments, launches the kernels.
+#include "kernels/cuda/experts.cuh"
+
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/expert_product.cuh"
+#include "kernels/cuda/map.cuh"
+#include "kernels/cuda/operations.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+RouteRows rows_of_router(const View& logits, const View& stats, const View& experts,
+                         std::int64_t samples, const Routing& routing) {
+  return {.logits = rows_of<const float>(logits),
+          .bias = nullptr,
+          .d_weights = nullptr,
+          .balance = nullptr,
+          .experts = experts.as<std::int32_t>(),
+          .weights = nullptr,
+          .stats = stats.as<float>(),
+          .tokens = logits.rows(),
+          .tokens_per_sample = logits.rows() / samples,
+          .experts_of_all = static_cast<int>(logits.cols()),
+          .z = 0,
+          .routing = routing};
+}
+
+float* floats_of(const View& v) { return v ? v.as<float>() : nullptr; }
+
+}  // namespace
+
+void run(const Route& a, const Context& context) {
+  check(a);
+  RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, 1, a.routing);
+  rows.bias = floats_of(a.bias);
+  rows.weights = a.weights.as<float>();
+  launch(on(context, a.kName, ceil_div(rows.tokens, kRouteWarps), kRouteThreads), route_kernel,
+         rows);
+}
+
+void run(const RouteBackward& a, const Context& context) {
+  check(a);
+  const std::int64_t samples = a.balance ? a.balance.rows() : 1;
+  RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, samples, a.routing);
+  rows.d_weights = a.d_weights.as<float>();
+  rows.balance = floats_of(a.balance);
+  rows.z = a.z;
+  with_type(a.d_logits.type, [&]<typename T>() {
+    launch(on(context, a.kName, ceil_div(rows.tokens, kRouteWarps), kRouteThreads),
+           route_backward_kernel<T>, rows, rows_of<T>(a.d_logits));
+  });
+}
+
+void run(const ExpertLoad& a, const Context& context) {
+  check(a);
+  const std::int64_t samples = a.counts.rows();
+  const RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, samples, a.routing);
+  launch(on(context, a.kName, samples * ceil_div(a.logits.cols(), kLoadExperts), kLoadThreads),
+         expert_load_kernel, rows, rows_of<float>(a.counts), rows_of<float>(a.shares));
+}
+
+void run(const Dispatch& a, const Context& context) {
+  check(a);
+  const std::int64_t experts = a.begins.elements() - 1, copies = a.experts.elements();
+  const PlaceSort sort(copies, experts);
+  const Places sorted = sort_places(a.kName, a.scratch, sort, rows_of_experts(a), context);
+  auto* behind_sort = reinterpret_cast<std::int32_t*>(a.scratch.data + sort.bytes());
+  const ExpertRuns runs{behind_sort, behind_sort + experts};
+  const auto set = [&](void* to, int value, std::int64_t words) {
+    check_cuda(cudaMemsetAsync(to, value, static_cast<std::size_t>(words * size_of(DType::i32)),
+                               context.queue.stream),
+               a.kName);
+  };
+  set(runs.begins, 0, 2 * experts);
+  set(a.source.data, 0xff, a.source.elements());  // -1
+  const std::int64_t blocks = ceil_div(copies, kRunThreads);
+  launch(on(context, a.kName, blocks, kRunThreads), expert_runs_kernel, sorted.rows, copies, runs);
+  launch(on(context, a.kName, 1, 1), expert_begins_kernel, runs, static_cast<int>(experts),
+         a.begins.as<std::int32_t>());
+  launch(on(context, a.kName, blocks, kRunThreads), place_copies_kernel, sorted, copies, runs,
+         a.begins.as<std::int32_t>(), a.place.as<std::int32_t>(), a.source.as<std::int32_t>());
+}
+
+void run(const SpreadRows& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    using Run = SpreadRun<T>;
+    const Run body{.x = rows_of<T>(a.x),
+                   .rows = rows_of<T>(a.rows),
+                   .weights = floats_of(a.weights),
+                   .source = a.source.as<std::int32_t>(),
+                   .choices = a.choices,
+                   .wide = wide<Run::V>({a.x, a.rows})};
+    map<Run::V>(context, a.kName, body, a.rows.rows(), a.rows.cols());
+  });
+}
+
+namespace {
+
+template <typename T, typename O>
+void combine(const CombineRows& a, const Context& context) {
+  using Run = CombineRun<T, O>;
+  const Run body{.rows = rows_of<T>(a.rows),
+                 .out = rows_of<O>(a.out),
+                 .weights = floats_of(a.weights),
+                 .place = a.place.as<std::int32_t>(),
+                 .choices = a.place.cols(),
+                 .wide = wide<Run::V>({a.rows, a.out})};
+  map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
+}
+
+}  // namespace
+
+void run(const CombineRows& a, const Context& context) {
+  check(a);
+  with_type(a.rows.type, [&]<typename T>() {
+    if (a.out.type == a.rows.type) {
+      combine<T, T>(a, context);
+    } else {
+      combine<T, float>(a, context);
+    }
+  });
+}
+
+void run(const RowDots& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    const std::int64_t copies = a.place.elements();
+    launch(on(context, a.kName, ceil_div(copies, kDotWarps), kDotThreads), row_dots_kernel<T>,
+           rows_of<T>(a.x), rows_of<T>(a.rows), a.place.as<std::int32_t>(), copies, a.place.cols(),
+           a.x.cols(), wide<kRun<T>>({a.x, a.rows}), a.dots.as<float>());
+  });
+}
+
+namespace {
+
+/// Rows of a view as products take them; `rows` of each expert, where they have their own.
+template <typename T>
+HeadMatrix<T> operand_of(const View& v, std::int64_t rows) {
+  const View m = v.matrix();
+  return {reinterpret_cast<T*>(m.data), m.ld, static_cast<int>(rows), static_cast<int>(m.cols()),
+          m.cols() % kVector<T> == 0 && wide<kVector<T>>({m})};
+}
+
+/// Results of the rows of `x` with each expert's own matrix, of `weight_rows` rows.
+template <SumAlong kB, typename T, typename O>
+void multiply_rows(const char* operation, const View& x, const View& weight, const View& begins,
+                   const View& result, const Context& context) {
+  const std::int64_t experts = begins.elements() - 1;
+  const ExpertProduct<T, O> p{.a = operand_of<const T>(x, x.rows()),
+                              .b = operand_of<const T>(weight, weight.rows() / experts),
+                              .result = operand_of<O>(result, result.rows()),
+                              .begins = begins.as<std::int32_t>(),
+                              .experts = static_cast<int>(experts),
+                              .column_tiles = ceil_div(result.cols(), kProductTile),
+                              .add = false};
+  launch_large(on(context, operation, ceil_div(x.rows(), kProductTile) * p.column_tiles,
+                  kProductThreads, kProductBytes<T, SumAlong::columns, kB>),
+               expert_rows_kernel<T, O, kB>, p);
+}
+
+/// f.operator()<T, O>() with the types of operands and of what is made of them.
+template <typename F>
+void with_types(DType operands, DType result, F&& f) {
+  with_type(operands, [&]<typename T>() {
+    if (result == operands) {
+      f.template operator()<T, T>();
+    } else {
+      f.template operator()<T, float>();
+    }
+  });
+}
+
+}  // namespace
+
+void run(const ExpertLinear& a, const Context& context) {
+  check(a);
+  with_types(a.x.type, a.y.type, [&]<typename T, typename O>() {
+    multiply_rows<SumAlong::columns, T, O>(a.kName, a.x, a.weight, a.begins, a.y, context);
+  });
+}
+
+void run(const ExpertLinearBackwardInput& a, const Context& context) {
+  check(a);
+  with_types(a.d_y.type, a.d_x.type, [&]<typename T, typename O>() {
+    multiply_rows<SumAlong::rows, T, O>(a.kName, a.d_y, a.weight, a.begins, a.d_x, context);
+  });
+}
+
+void run(const ExpertLinearBackwardWeight& a, const Context& context) {
+  check(a);
+  with_types(a.x.type, a.d_weight.type, [&]<typename T, typename O>() {
+    const std::int64_t experts = a.begins.elements() - 1, rows = a.d_weight.rows() / experts;
+    const ExpertProduct<T, O> p{.a = operand_of<const T>(a.d_y, a.d_y.rows()),
+                                .b = operand_of<const T>(a.x, a.x.rows()),
+                                .result = operand_of<O>(a.d_weight, rows),
+                                .begins = a.begins.as<std::int32_t>(),
+                                .experts = static_cast<int>(experts),
+                                .column_tiles = ceil_div(a.d_weight.cols(), kProductTile),
+                                .add = a.write == Write::add};
+    launch_large(on(context, a.kName, experts * ceil_div(rows, kProductTile) * p.column_tiles,
+                    kProductThreads, kProductBytes<T, SumAlong::rows, SumAlong::rows>),
+                 expert_sums_kernel<T, O>, p);
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,287 @@
+// Mixtures of experts: a warp has a token's experts, every 32nd of them a lane; copies of tokens in
+// the order of experts.
+#pragma once
+
+#include "kernels/common/experts.hpp"
+#include "kernels/common/pool.hpp"
+#include "kernels/cuda/place_sort.cuh"
+
+namespace tessera::kernels::cuda {
+
+inline constexpr int kRouteWarps = 4, kRouteThreads = 32 * kRouteWarps;
+
+struct RouteRows {
+  Rows<const float> logits;
+  const float *bias, *d_weights, *balance;  // or null
+  std::int32_t* experts;
+  float *weights, *stats;
+  std::int64_t tokens, tokens_per_sample;
+  int experts_of_all;
+  float z;
+  Routing routing;
+};
+
+/// sum of value(e) over all experts, the same for all lanes.
+template <typename Value>
+__device__ __forceinline__ float sum_over_experts(int experts, Value&& value) {
+  float sum = 0;
+  for (int e = static_cast<int>(threadIdx.x) % 32; e < experts; e += 32) sum = sum + value(e);
+  return warp_sum(sum);
+}
+
+/// The groups that are open, a bit each.
+__device__ __forceinline__ unsigned open_groups(const Routing& r, const float* keys, int experts) {
+  const int groups = static_cast<int>(r.groups), size = experts / groups;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint64_t word = 0;
+  if (lane < groups) {
+    const float key =
+        group_key(r.group_score, size, [&](std::int64_t i) { return keys[lane * size + i]; });
+    word = choice_word(key, static_cast<std::uint32_t>(lane));
+  }
+  unsigned open = 0;
+  for (int k = 0; k < static_cast<int>(r.open_groups); ++k) {
+    const std::uint64_t best = warp_max(word);
+    if (best == word) word = 0;
+    open |= 1U << chosen_index(best);
+  }
+  return open;
+}
+
+inline __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteRows a) {
+  __shared__ float all_scores[kRouteWarps][kMostExperts], all_keys[kRouteWarps][kMostExperts];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t n = std::int64_t{blockIdx.x} * kRouteWarps + warp;
+  if (n >= a.tokens) return;
+  const int experts = a.experts_of_all;
+  const float* logits = a.logits[n];
+  float *scores = all_scores[warp], *keys = all_keys[warp], *stats = a.stats + n * kRouteStats;
+
+  float largest = -__builtin_inff();
+  for (int e = lane; e < experts; e += 32) largest = logits[e] > largest ? logits[e] : largest;
+  largest = warp_max(largest);
+  const float exponentials =
+      sum_over_experts(experts, [&](int e) { return exp_of(logits[e] - largest); });
+  float of_scores = 1.0F;
+  if (a.routing.scores == RouterScores::sigmoid)
+    of_scores = sum_over_experts(experts, [&](int e) { return sigmoid(logits[e]); });
+  const float known[kRouteStats] = {largest, 1.0F / exponentials, 1.0F / of_scores};
+  if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(kRouteStats); ++i) stats[i] = known[i];
+  }
+
+  const RouteRow row(a.routing.scores, known);
+  for (int e = lane; e < experts; e += 32) {
+    const float score = row.score(logits[e]);
+    scores[e] = score;
+    keys[e] = a.bias == nullptr ? score : score + a.bias[e];
+  }
+  __syncwarp();
+  const int size = experts / static_cast<int>(a.routing.groups);
+  const unsigned open = a.routing.open_groups < a.routing.groups
+                            ? open_groups(a.routing, keys, experts)
+                            : 0xffffffffU;
+  const int choices = static_cast<int>(a.routing.choices);
+  std::uint64_t last = ~std::uint64_t{0};  // what was chosen last: the next is the largest below it
+  float weight = 0;
+  for (int k = 0; k < choices; ++k) {
+    std::uint64_t best = 0;
+    for (int e = lane; e < experts; e += 32) {
+      const std::uint64_t word = choice_word(keys[e], static_cast<std::uint32_t>(e));
+      const bool may = (open >> (e / size) & 1U) != 0 && word < last;
+      best = may && word > best ? word : best;
+    }
+    last = warp_max(best);
+    if (lane == k) weight = scores[chosen_index(last)];
+    if (lane == 0) a.experts[n * choices + k] = static_cast<std::int32_t>(chosen_index(last));
+  }
+  __syncwarp();
+  if (lane < choices) keys[lane] = weight;
+  __syncwarp();
+  if (lane > 0) return;
+  weigh(a.routing, keys);
+  for (int k = 0; k < choices; ++k) a.weights[n * choices + k] = keys[k];
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kRouteThreads, 8)
+    route_backward_kernel(RouteRows a, Rows<T> out) {
+  __shared__ float all_d[kRouteWarps][kMostExperts], all_chosen[kRouteWarps][2 * kMostChoices];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t n = std::int64_t{blockIdx.x} * kRouteWarps + warp;
+  if (n >= a.tokens) return;
+  const int experts = a.experts_of_all, choices = static_cast<int>(a.routing.choices);
+  const bool softmax = a.routing.scores == RouterScores::softmax;
+  const float* logits = a.logits[n];
+  const RouteRow row(a.routing.scores, a.stats + n * kRouteStats);
+  float *d = all_d[warp], *scores = all_chosen[warp], *d_chosen = scores + kMostChoices;
+
+  const float* weighs =
+      a.balance == nullptr ? nullptr : a.balance + quotient(n, a.tokens_per_sample) * experts;
+  float mean = 0;
+  if (weighs != nullptr && !softmax)
+    mean = sum_over_experts(experts, [&](int e) { return weighs[e] * row.share(logits[e]); });
+  for (int e = lane; e < experts; e += 32)
+    d[e] = weighs == nullptr ? 0.0F : (weighs[e] - mean) * row.inverse_scores;
+  if (lane < choices) scores[lane] = row.score(logits[a.experts[n * choices + lane]]);
+  __syncwarp();
+  if (lane == 0) {
+    unweigh(a.routing, scores, a.d_weights + n * choices, d_chosen);
+    for (int k = 0; k < choices; ++k) {
+      const int e = a.experts[n * choices + k];
+      d[e] = d[e] + d_chosen[k];
+    }
+  }
+  __syncwarp();
+  float of_all = 0;
+  if (softmax)
+    of_all = sum_over_experts(experts, [&](int e) { return row.softmax(logits[e]) * d[e]; });
+  const float z = z_slope(a.z, row);
+  for (int e = lane; e < experts; e += 32) {
+    const float p = row.softmax(logits[e]), s = sigmoid(logits[e]);
+    const float of_scores = softmax ? p * (d[e] - of_all) : s * (1.0F - s) * d[e];
+    store_one(out[n] + e, fmadd(z, p, of_scores));
+  }
+}
+
+inline constexpr int kLoadExperts = 16, kLoadThreads = kLoadExperts * kPoolParts;
+
+/// A block has sixteen experts of a sample; a thread one of them, and every sixteenth token.
+inline __global__ void __launch_bounds__(kLoadThreads)
+    expert_load_kernel(RouteRows a, Rows<float> counts, Rows<float> shares) {
+  __shared__ float all_shares[kPoolParts][kLoadExperts], all_counts[kPoolParts][kLoadExperts];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int part = thread / kLoadExperts, lane = thread % kLoadExperts;
+  const int sixteens = (a.experts_of_all + kLoadExperts - 1) / kLoadExperts;
+  const std::int64_t b = quotient(blockIdx.x, sixteens);
+  const int e = static_cast<int>(blockIdx.x - b * sixteens) * kLoadExperts + lane;
+  const int choices = static_cast<int>(a.routing.choices);
+  float share = 0, count = 0;
+  for (std::int64_t t = part; t < a.tokens_per_sample && e < a.experts_of_all; t += kPoolParts) {
+    const std::int64_t n = b * a.tokens_per_sample + t;
+    share = share + RouteRow(a.routing.scores, a.stats + n * kRouteStats).share(a.logits[n][e]);
+    for (int k = 0; k < choices; ++k) count += a.experts[n * choices + k] == e ? 1.0F : 0.0F;
+  }
+  all_shares[part][lane] = share;
+  all_counts[part][lane] = count;
+  __syncthreads();
+  if (part > 0 || e >= a.experts_of_all) return;
+  float of_parts[kPoolParts];
+#pragma unroll
+  for (int p = 0; p < kPoolParts; ++p) of_parts[p] = all_shares[p][lane];
+  fold_parts(of_parts);
+  shares[b][e] = of_parts[0] * (1.0F / static_cast<float>(a.tokens_per_sample));
+#pragma unroll
+  for (int p = 0; p < kPoolParts; ++p) of_parts[p] = all_counts[p][lane];
+  fold_parts(of_parts);
+  counts[b][e] = of_parts[0];
+}
+
+/// Where each expert's copies begin and end among those that are sorted; 0 of those without any.
+struct ExpertRuns {
+  std::int32_t *begins, *ends;  // (E), cleared before
+};
+
+inline constexpr int kRunThreads = 256;
+
+inline __global__ void __launch_bounds__(kRunThreads)
+    expert_runs_kernel(const std::int32_t* sorted, std::int64_t n, ExpertRuns runs) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kRunThreads + threadIdx.x;
+  if (i >= n) return;
+  const std::int32_t e = sorted[i];
+  if (i == 0 || sorted[i - 1] != e) runs.begins[e] = static_cast<std::int32_t>(i);
+  if (i == n - 1 || sorted[i + 1] != e) runs.ends[e] = static_cast<std::int32_t>(i + 1);
+}
+
+/// begins[e]: the rows of all experts before e, each rounded up; by one thread, for they are few.
+inline __global__ void expert_begins_kernel(ExpertRuns runs, int experts, std::int32_t* begins) {
+  std::int32_t row = 0;
+  for (int e = 0; e < experts; ++e) {
+    begins[e] = row;
+    row += static_cast<std::int32_t>(round_up(runs.ends[e] - runs.begins[e], kExpertRows));
+  }
+  begins[experts] = row;
+}
+
+inline __global__ void __launch_bounds__(kRunThreads)
+    place_copies_kernel(Places sorted, std::int64_t n, ExpertRuns runs, const std::int32_t* begins,
+                        std::int32_t* place, std::int32_t* source) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kRunThreads + threadIdx.x;
+  if (i >= n) return;
+  const std::int32_t e = sorted.rows[i], copy = sorted.places[i];
+  const std::int32_t row = begins[e] + static_cast<std::int32_t>(i) - runs.begins[e];
+  place[copy] = row;
+  source[row] = copy;
+}
+
+template <typename T>
+struct SpreadRun {
+  static constexpr int V = kRun<T>;
+  Rows<T> x, rows;
+  const float* weights;
+  const std::int32_t* source;
+  std::int64_t choices;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    const std::int32_t copy = source[r];
+    float v[V] = {};
+    if (copy >= 0) {
+      load(x[quotient(copy, choices)] + c, count, wide, v);
+      const float weight = weights == nullptr ? 1.0F : weights[copy];
+#pragma unroll
+      for (int i = 0; i < V; ++i) v[i] = v[i] * weight;
+    }
+    store(rows[r] + c, count, wide, v);
+  }
+};
+
+template <typename T, typename O>
+struct CombineRun {
+  static constexpr int V = kRun<T, O>;
+  Rows<T> rows;
+  Rows<O> out;
+  const float* weights;
+  const std::int32_t* place;
+  std::int64_t choices;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t n, std::int64_t c, int count) const {
+    float sum[V] = {};
+    for (std::int64_t k = n * choices; k < (n + 1) * choices; ++k) {
+      float v[V];
+      load(rows[place[k]] + c, count, wide, v);
+      const float weight = weights == nullptr ? 1.0F : weights[k];
+#pragma unroll
+      for (int i = 0; i < V; ++i) sum[i] = fmadd(weight, v[i], sum[i]);
+    }
+    store(out[n] + c, count, wide, sum);
+  }
+};
+
+inline constexpr int kDotWarps = 4, kDotThreads = 32 * kDotWarps;
+
+/// A warp has a copy.
+template <typename T>
+__global__ void __launch_bounds__(kDotThreads)
+    row_dots_kernel(Rows<T> x, Rows<T> rows, const std::int32_t* place, std::int64_t copies,
+                    std::int64_t choices, std::int64_t columns, bool wide, float* dots) {
+  constexpr int V = kRun<T>;
+  const std::int64_t copy = std::int64_t{blockIdx.x} * kDotWarps + threadIdx.x / 32;
+  if (copy >= copies) return;
+  const T *a = x[quotient(copy, choices)], *b = rows[place[copy]];
+  float sum = 0;
+  for (std::int64_t c = std::int64_t{threadIdx.x % 32} * V; c < columns; c += 32 * V) {
+    const int count = columns - c < V ? static_cast<int>(columns - c) : V;
+    float left[V] = {}, right[V] = {};
+    load(a + c, count, wide, left);
+    load(b + c, count, wide, right);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum = i < count ? fmadd(left[i], right[i], sum) : sum;
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) dots[copy] = sum;
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,516 @@
+// Mixtures of experts: choices, weights and their gradients, rows in the order of experts, and the
+// products of each expert's rows, against double.
+#include "kernels/api/experts.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+struct Router {
+  std::int64_t experts;
+  Routing routing;
+  bool bias = false;
+};
+const std::vector<Router> kRouters = {
+    {1, {.choices = 1}},
+    {4, {.choices = 1}},
+    {8, {.choices = 2, .normalized = true}},
+    {17, {.choices = 3, .scores = RouterScores::sigmoid, .normalized = true, .scale = 2.5F}, true},
+    {33, {.choices = 5, .scale = 16, .groups = 3, .open_groups = 2}},
+    {64,
+     {.choices = 6,
+      .scores = RouterScores::sigmoid,
+      .normalized = true,
+      .groups = 8,
+      .open_groups = 4,
+      .group_score = GroupScore::two_largest},
+     true},
+    {100, {.choices = 8, .scores = RouterScores::sigmoid}},
+};
+std::string name_of(const Router& r) {
+  return fmt::format("{} of {} experts, {}", r.routing.choices, r.experts,
+                     enum_word(r.routing.scores));
+}
+
+/// What a router makes of its logits, in double.
+struct Routed {
+  Numbers softmax, scores, shares;  // (E)
+  double largest = -std::numeric_limits<double>::infinity(), lse = 0;
+
+  Routed(const Routing& routing, const Numbers& logits) {
+    for (const double x : logits) largest = std::max(largest, x);
+    double sum = 0;
+    for (const double x : logits) sum += std::exp(x - largest);
+    lse = largest + std::log(sum);
+    double all = 0;
+    for (const double x : logits) {
+      softmax.push_back(std::exp(x - lse));
+      scores.push_back(routing.scores == RouterScores::softmax ? softmax.back()
+                                                               : 1 / (1 + std::exp(-x)));
+      all += scores.back();
+    }
+    for (const double s : scores) shares.push_back(s / all);
+  }
+};
+
+/// Weights of the chosen, whose scores are given.
+Numbers weights_of(const Routing& routing, const Numbers& scores) {
+  const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
+  Numbers weights;
+  for (const double s : scores)
+    weights.push_back(static_cast<double>(routing.scale) * (routing.normalized ? s / sum : s));
+  return weights;
+}
+
+/// Roundings of a softmax, relative to it: of logit - max (exact where they are close, else half an
+/// ulp of at most 2^7 in the exponent), e^x (2 ulp), the sum of positive terms in at most 32 parts
+/// of E / 32 and 5 levels, its inverse and a product.
+double score_error(std::int64_t experts, double largest_logit) {
+  return 0x1p-24 * (8 + 2 * largest_logit + static_cast<double>(experts) / 32 + 5);
+}
+
+struct Case {
+  Case(const Router& r, std::int64_t tokens, unsigned seed, double spread = 2)
+      : logits(Tensor::random(DType::f32, {tokens, r.experts}, seed, spread, 3)),
+        bias(Tensor::random(DType::f32, {r.experts}, seed + 1, 0.3)),
+        experts(DType::i32, {tokens, r.routing.choices}),
+        weights(DType::f32, {tokens, r.routing.choices}),
+        stats(DType::f32, {tokens, kRouteStats}) {}
+
+  void run(Device& device, const Router& r) {
+    test::run(device, Route{.logits = logits.view(),
+                            .bias = r.bias ? bias.view() : View(),
+                            .experts = experts.view(),
+                            .weights = weights.view(),
+                            .stats = stats.view(),
+                            .routing = r.routing});
+  }
+  Numbers logits_of(std::int64_t n) const {
+    Numbers row;
+    for (std::int64_t e = 0; e < logits.view().cols(); ++e)
+      row.push_back(logits[n * logits.view().cols() + e]);
+    return row;
+  }
+
+  Tensor logits, bias, experts, weights, stats;
+};
+
+/// The keys by which experts are compared; minus infinity in groups that are closed.
+Numbers open_keys(const Router& r, const Numbers& scores, const Tensor& bias) {
+  Numbers keys = scores;
+  for (std::int64_t e = 0; e < r.experts && r.bias; ++e)
+    keys[static_cast<std::size_t>(e)] += bias[e];
+  const auto groups = static_cast<std::size_t>(r.routing.groups), size = keys.size() / groups;
+  std::vector<std::pair<double, std::size_t>> order;
+  for (std::size_t g = 0; g < groups; ++g) {
+    Numbers of_group(keys.begin() + static_cast<std::ptrdiff_t>(g * size),
+                     keys.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
+    std::ranges::sort(of_group, std::greater());
+    order.emplace_back(
+        -(r.routing.group_score == GroupScore::largest ? of_group[0] : of_group[0] + of_group[1]),
+        g);
+  }
+  std::ranges::sort(order);
+  for (std::size_t i = static_cast<std::size_t>(r.routing.open_groups); i < groups; ++i) {
+    for (std::size_t e = 0; e < size; ++e)
+      keys[order[i].second * size + e] = -std::numeric_limits<double>::infinity();
+  }
+  return keys;
+}
+
+// Scores of random logits differ by far more than they err by, so the choice is that of doubles.
+TEST(Route, ChoosesAndWeighsAsDoubleDoes) {
+  for_devices([](Device& device) {
+    for (const Router& r : kRouters) {
+      SCOPED_TRACE(name_of(r));
+      const std::int64_t tokens = 37, choices = r.routing.choices;
+      Case c(r, tokens, 5);
+      c.run(device, r);
+      for (std::int64_t n = 0; n < tokens; ++n) {
+        const Routed want(r.routing, c.logits_of(n));
+        const Numbers keys = open_keys(r, want.scores, c.bias);
+        std::vector<std::size_t> order(keys.size());
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        std::ranges::sort(order, [&](std::size_t a, std::size_t b) { return keys[a] > keys[b]; });
+        Numbers scores;
+        for (std::int64_t k = 0; k < choices; ++k) {
+          const auto best = static_cast<double>(order[static_cast<std::size_t>(k)]);
+          ASSERT_EQ(c.experts[n * choices + k], best) << "token " << n << ", choice " << k;
+          scores.push_back(want.scores[order[static_cast<std::size_t>(k)]]);
+        }
+        const Numbers weights = weights_of(r.routing, scores);
+        // Of normalised ones also a sum of K terms that err as much, and a quotient.
+        const double error = score_error(r.experts, std::abs(want.largest)) * 2 +
+                             0x1p-24 * static_cast<double>(choices + 3);
+        for (std::int64_t k = 0; k < choices; ++k) {
+          const double w = weights[static_cast<std::size_t>(k)];
+          EXPECT_NEAR(c.weights[n * choices + k], w, error * w);
+        }
+      }
+    }
+  });
+}
+
+TEST(Route, ChoosesDifferentExpertsWhateverLogitsAre) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                   kInfinity = std::numeric_limits<double>::infinity();
+  for_devices([&](Device& device) {
+    for (const Router& r : kRouters) {
+      SCOPED_TRACE(name_of(r));
+      for (const double x : {kNan, -kInfinity, kInfinity, 0.0, -0.0}) {
+        Case c(r, 3, 5);
+        for (std::int64_t i = 0; i < c.logits.size(); ++i) {
+          if (i / r.experts == 0 || i % 3 == 0) c.logits.set(i, x);
+        }
+        c.run(device, r);
+        for (std::int64_t n = 0; n < 3; ++n) {
+          std::set<double> chosen;
+          for (std::int64_t k = 0; k < r.routing.choices; ++k)
+            chosen.insert(c.experts[n * r.routing.choices + k]);
+          EXPECT_EQ(std::ssize(chosen), r.routing.choices);
+          EXPECT_GE(*chosen.begin(), 0);
+          EXPECT_LT(*chosen.rbegin(), static_cast<double>(r.experts));
+        }
+      }
+    }
+  });
+}
+
+/// What is differentiated: weights, mean shares over the samples' tokens, and the squared
+/// logarithm.
+double objective(const Router& r, const std::vector<std::size_t>& chosen, const Numbers& d_weights,
+                 const Numbers& balance, double z, const Numbers& logits) {
+  const Routed row(r.routing, logits);
+  Numbers scores;
+  for (const std::size_t e : chosen) scores.push_back(row.scores[e]);
+  const Numbers weights = weights_of(r.routing, scores);
+  double all = z * row.lse * row.lse;
+  for (std::size_t k = 0; k < chosen.size(); ++k) all += d_weights[k] * weights[k];
+  for (std::size_t e = 0; e < balance.size(); ++e) all += balance[e] * row.shares[e];
+  return all;
+}
+
+// By differences, whose error is about 1e-8 of the largest slope; what is computed errs by a few
+// roundings of terms whose sizes add up to at most `size`.
+TEST(Route, GradientsAreThoseOfDifferences) {
+  for_devices([](Device& device) {
+    for (const Router& r : kRouters) {
+      SCOPED_TRACE(name_of(r));
+      const std::int64_t samples = 2, tokens = 6, choices = r.routing.choices;
+      Case c(r, tokens, 9, 1);
+      c.run(device, r);
+      const auto d_weights = Tensor::random(DType::f32, {tokens, choices}, 3);
+      const auto balance = Tensor::random(DType::f32, {samples, r.experts}, 4);
+      Tensor d_logits(DType::f32, {tokens, r.experts}, 5);
+      const float z = 0.25F;
+      run(device, RouteBackward{.logits = c.logits.view(),
+                                .stats = c.stats.view(),
+                                .experts = c.experts.view(),
+                                .d_weights = d_weights.view(),
+                                .balance = balance.view(),
+                                .d_logits = d_logits.view(),
+                                .z = z,
+                                .routing = r.routing});
+      for (std::int64_t n = 0; n < tokens; ++n) {
+        std::vector<std::size_t> chosen;
+        Numbers d, of_sample;
+        double size = 2 * static_cast<double>(z) * 8;
+        for (std::int64_t k = 0; k < choices; ++k) {
+          chosen.push_back(static_cast<std::size_t>(c.experts[n * choices + k]));
+          d.push_back(d_weights[n * choices + k]);
+          size += std::abs(d.back()) * static_cast<double>(r.routing.scale) * 2;
+        }
+        for (std::int64_t e = 0; e < r.experts; ++e) {
+          of_sample.push_back(balance[n / (tokens / samples) * r.experts + e]);
+          size += 2 * std::abs(of_sample.back());
+        }
+        const Numbers want = numeric_gradient(
+            [&](const Numbers& x) {
+              return objective(r, chosen, d, of_sample, static_cast<double>(z), x);
+            },
+            c.logits_of(n));
+        const double error = score_error(r.experts, 8) * 4 + 1e-7;
+        for (std::int64_t e = 0; e < r.experts; ++e)
+          EXPECT_NEAR(d_logits[n * r.experts + e], want[static_cast<std::size_t>(e)], error * size)
+              << "token " << n << ", expert " << e;
+      }
+    }
+  });
+}
+
+TEST(ExpertLoad, CountsChoicesAndMeansShares) {
+  for_devices([](Device& device) {
+    for (const Router& r : kRouters) {
+      SCOPED_TRACE(name_of(r));
+      const std::int64_t samples = 3, each = 37, choices = r.routing.choices;
+      Case c(r, samples * each, 2);
+      c.run(device, r);
+      Tensor counts(DType::f32, {samples, r.experts}), shares(DType::f32, {samples, r.experts});
+      run(device, ExpertLoad{.logits = c.logits.view(),
+                             .stats = c.stats.view(),
+                             .experts = c.experts.view(),
+                             .counts = counts.view(),
+                             .shares = shares.view(),
+                             .routing = r.routing});
+      Numbers want_counts(static_cast<std::size_t>(samples * r.experts)),
+          want_shares(want_counts.size());
+      double largest_logit = 0;
+      for (std::int64_t n = 0; n < samples * each; ++n) {
+        const auto first = static_cast<std::size_t>(n / each * r.experts);
+        for (std::int64_t k = 0; k < choices; ++k)
+          ++want_counts[first + static_cast<std::size_t>(c.experts[n * choices + k])];
+        const Routed row(r.routing, c.logits_of(n));
+        largest_logit = std::max(largest_logit, std::abs(row.largest));
+        for (std::size_t e = 0; e < row.shares.size(); ++e)
+          want_shares[first + e] += row.shares[e] / static_cast<double>(each);
+      }
+      EXPECT_EQ(counts.numbers(), want_counts);
+      const double error = 2 * score_error(r.experts, largest_logit) + 0x1p-24 * (each / 16.0 + 8);
+      expect_within(
+          shares, want_shares,
+          [&](std::int64_t i) { return error * want_shares[static_cast<std::size_t>(i)]; },
+          "shares");
+    }
+  });
+}
+
+/// A random choice of K different experts for each token, none of the last one.
+Tensor random_choice(std::int64_t tokens, std::int64_t choices, std::int64_t experts,
+                     unsigned seed) {
+  Tensor all(DType::i32, {tokens, choices});
+  std::mt19937 generator(seed);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(std::max(choices, experts - 1)));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    std::ranges::shuffle(order, generator);
+    for (std::int64_t k = 0; k < choices; ++k)
+      all.set(n * choices + k, static_cast<double>(order[static_cast<std::size_t>(k)]));
+  }
+  return all;
+}
+
+struct Dispatched {
+  Dispatched(Device& device, const Tensor& chosen, std::int64_t count)
+      : place(DType::i32, {chosen.view().rows(), chosen.view().cols()}),
+        source(DType::i32, {expert_rows(chosen.size(), count)}),
+        begins(DType::i32, {count + 1}) {
+    run(device, Dispatch{.experts = chosen.view(),
+                         .place = place.view(),
+                         .source = source.view(),
+                         .begins = begins.view()});
+  }
+  std::int64_t begin(std::int64_t e) const { return static_cast<std::int64_t>(begins[e]); }
+
+  Tensor place, source, begins;
+};
+
+struct Shape {
+  std::int64_t tokens, choices, experts;
+};
+const std::vector<Shape> kShapes = {{1, 1, 1}, {5, 1, 2}, {37, 2, 8}, {700, 3, 300}, {2500, 2, 5}};
+
+TEST(Dispatch, OrdersCopiesByExpertThenByToken) {
+  for_devices([](Device& device) {
+    for (const auto& [tokens, choices, experts] : kShapes) {
+      SCOPED_TRACE(fmt::format("{} tokens to {} of {}", tokens, choices, experts));
+      const Tensor chosen = random_choice(tokens, choices, experts, 1);
+      const Dispatched d(device, chosen, experts);
+      std::int64_t row = 0;
+      for (std::int64_t e = 0; e < experts; ++e) {
+        ASSERT_EQ(d.begin(e), row);
+        for (std::int64_t i = 0; i < chosen.size(); ++i) {
+          if (chosen[i] != static_cast<double>(e)) continue;
+          ASSERT_EQ(d.place[i], static_cast<double>(row)) << "copy " << i;
+          ASSERT_EQ(d.source[row], static_cast<double>(i)) << "row " << row;
+          ++row;
+        }
+        for (; row % kExpertRows != 0; ++row) ASSERT_EQ(d.source[row], -1) << "row " << row;
+      }
+      ASSERT_EQ(d.begin(experts), row);
+      for (; row < d.source.size(); ++row) ASSERT_EQ(d.source[row], -1) << "row " << row;
+    }
+  });
+}
+
+TEST(Dispatch, RowsAreSpreadCombinedAndMultiplied) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const auto& [tokens, choices, experts] :
+         {Shape{1, 1, 1}, Shape{37, 2, 8}, Shape{70, 5, 9}}) {
+      for (const std::int64_t columns : {1, 17, 96}) {
+        SCOPED_TRACE(fmt::format("{} tokens of {}", tokens, columns));
+        const Dispatched d(device, random_choice(tokens, choices, experts, 2), experts);
+        const auto x = Tensor::random(type, {tokens, columns}, 3, 1, 3);
+        const auto weights = Tensor::random(DType::f32, {tokens, choices}, 4);
+        for (const bool weighted : {false, true}) {
+          const View by = weighted ? weights.view() : View();
+          Tensor rows(type, {d.source.size(), columns}, 5);
+          run(device, SpreadRows{.x = x.view(),
+                                 .weights = by,
+                                 .source = d.source.view(),
+                                 .rows = rows.view(),
+                                 .choices = choices});
+          Numbers want;
+          for (std::int64_t i = 0; i < rows.size(); ++i) {
+            const auto copy = static_cast<std::int64_t>(d.source[i / columns]);
+            want.push_back(copy < 0 ? 0
+                                    : x[copy / choices * columns + i % columns] *
+                                          (weighted ? weights[copy] : 1));
+          }
+          expect_within(
+              rows, want,
+              [&](std::int64_t i) {
+                const double w = want[static_cast<std::size_t>(i)];
+                return 0x1p-24 * std::abs(w) + write_error(type, w);
+              },
+              "rows");
+
+          // Of rows as they are: K terms, each rounded once with the sum so far.
+          for (const DType out_type : std::set{type, DType::f32}) {
+            Tensor out(out_type, {tokens, columns}, 1);
+            run(device, CombineRows{.rows = rows.view(),
+                                    .weights = by,
+                                    .place = d.place.view(),
+                                    .out = out.view()});
+            Numbers sums(static_cast<std::size_t>(out.size())), sizes = sums;
+            for (std::int64_t i = 0; i < out.size(); ++i) {
+              for (std::int64_t k = 0; k < choices; ++k) {
+                const std::int64_t copy = i / columns * choices + k;
+                const double term =
+                    rows[static_cast<std::int64_t>(d.place[copy]) * columns + i % columns] *
+                    (weighted ? weights[copy] : 1);
+                sums[static_cast<std::size_t>(i)] += term;
+                sizes[static_cast<std::size_t>(i)] += std::abs(term);
+              }
+            }
+            expect_within(
+                out, sums,
+                [&](std::int64_t i) {
+                  const auto at = static_cast<std::size_t>(i);
+                  const double error = 0x1p-24 * static_cast<double>(choices + 1) * sizes[at];
+                  return error + write_error(out_type, std::abs(sums[at]) + error);
+                },
+                "out");
+          }
+
+          Tensor dots(DType::f32, {tokens, choices});
+          run(device, RowDots{.x = x.view(),
+                              .rows = rows.view(),
+                              .place = d.place.view(),
+                              .dots = dots.view()});
+          Numbers products, sizes;
+          for (std::int64_t copy = 0; copy < dots.size(); ++copy) {
+            double sum = 0, size = 0;
+            for (std::int64_t c = 0; c < columns; ++c) {
+              const double term = x[copy / choices * columns + c] *
+                                  rows[static_cast<std::int64_t>(d.place[copy]) * columns + c];
+              sum += term, size += std::abs(term);
+            }
+            products.push_back(sum), sizes.push_back(size);
+          }
+          expect_within(
+              dots, products,
+              [&](std::int64_t i) {
+                return 0x1p-24 * (sum_depth(columns) + 1) * sizes[static_cast<std::size_t>(i)];
+              },
+              "dots");
+        }
+      }
+    }
+  });
+}
+
+/// Sums of products in double with the sum of their sizes.
+struct Sums {
+  Numbers value, magnitude;
+  explicit Sums(std::int64_t n)
+      : value(static_cast<std::size_t>(n)), magnitude(static_cast<std::size_t>(n)) {}
+  void add(std::int64_t i, double x) {
+    value[static_cast<std::size_t>(i)] += x, magnitude[static_cast<std::size_t>(i)] += std::abs(x);
+  }
+};
+
+/// As linear_test's bound: f32 accumulation of `terms` exact products in any order (Higham 2002,
+/// section 3.1), then one rounding when written, or one for each of `writes` pieces.
+void expect_sums(const Tensor& got, const Sums& want, std::int64_t terms, int writes,
+                 const char* what) {
+  expect_within(
+      got, want.value,
+      [&](std::int64_t i) {
+        const auto at = static_cast<std::size_t>(i);
+        const double error = 1.01 * static_cast<double>(terms + 1) * 0x1p-24 * want.magnitude[at];
+        return error + writes * write_error(got.view().type, want.magnitude[at] + error);
+      },
+      what);
+}
+
+// Also of experts without any rows, and of rows behind the last expert's, which stay as they are.
+TEST(ExpertProducts, AgreeWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const auto& [tokens, choices, experts] :
+         {Shape{1, 1, 1}, Shape{37, 2, 8}, Shape{200, 2, 3}}) {
+      for (const auto& [in, out] : {std::pair{7, 5}, std::pair{64, 80}, std::pair{136, 24}}) {
+        SCOPED_TRACE(
+            fmt::format("{} tokens to {} of {}, {} to {}", tokens, choices, experts, in, out));
+        const Dispatched d(device, random_choice(tokens, choices, experts, 7), experts);
+        const std::int64_t rows = d.source.size(), used = d.begin(experts);
+        const auto x = Tensor::random(type, {rows, in}, 1, 1, 2),
+                   d_y = Tensor::random(type, {rows, out}, 2, 1, 3),
+                   w = Tensor::random(type, {experts * out, in}, 3, 1, 1);
+        Sums y(rows * out), d_x(rows * in), d_w(experts * out * in);
+        Tensor got_y = Tensor::random(type, {rows, out}, 4),
+               got_d_x = Tensor::random(type, {rows, in}, 5);
+        for (std::int64_t r = used; r < rows; ++r) {
+          for (std::int64_t o = 0; o < out; ++o)
+            y.value[static_cast<std::size_t>(r * out + o)] = got_y[r * out + o];
+          for (std::int64_t i = 0; i < in; ++i)
+            d_x.value[static_cast<std::size_t>(r * in + i)] = got_d_x[r * in + i];
+        }
+        for (std::int64_t e = 0; e < experts; ++e) {
+          for (std::int64_t r = d.begin(e); r < d.begin(e + 1); ++r) {
+            for (std::int64_t o = 0; o < out; ++o) {
+              for (std::int64_t i = 0; i < in; ++i) {
+                const std::int64_t at = (e * out + o) * in + i;
+                y.add(r * out + o, x[r * in + i] * w[at]);
+                d_x.add(r * in + i, d_y[r * out + o] * w[at]);
+                d_w.add(at, d_y[r * out + o] * x[r * in + i]);
+              }
+            }
+          }
+        }
+        const std::int64_t copies = tokens * choices;
+        run(device, ExpertLinear{.x = x.view(),
+                                 .weight = w.view(),
+                                 .begins = d.begins.view(),
+                                 .y = got_y.view(),
+                                 .copies = copies});
+        expect_sums(got_y, y, in, 1, "y");
+        run(device, ExpertLinearBackwardInput{.d_y = d_y.view(),
+                                              .weight = w.view(),
+                                              .begins = d.begins.view(),
+                                              .d_x = got_d_x.view(),
+                                              .copies = copies});
+        expect_sums(got_d_x, d_x, out, 1, "d_x");
+        const Tensor got_d_w(DType::f32, {experts * out, in}, 2);
+        for (const Write write : {Write::overwrite, Write::add}) {
+          run(device, ExpertLinearBackwardWeight{.d_y = d_y.view(),
+                                                 .x = x.view(),
+                                                 .begins = d.begins.view(),
+                                                 .d_weight = got_d_w.view(),
+                                                 .write = write,
+                                                 .copies = copies});
+          expect_sums(got_d_w, d_w, used, 0, "d_weight");
+          for (std::size_t i = 0; i < d_w.value.size(); ++i)
+            d_w.value[i] *= 2, d_w.magnitude[i] *= 2;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test
