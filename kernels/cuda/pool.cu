@@ -6,6 +6,13 @@
 #include "kernels/cuda/operations.hpp"
 
 namespace tessera::kernels::cuda {
+namespace {
+
+const std::int32_t* table_of(const View& documents) {
+  return documents ? documents.as<std::int32_t>() : nullptr;
+}
+
+}  // namespace
 
 void run(const Pool& a, const Context& context) {
   check(a);
@@ -13,7 +20,7 @@ void run(const Pool& a, const Context& context) {
     const std::int64_t columns = a.out.cols(), strips = ceil_div(columns, kPoolStrip);
     const PoolRows<T> rows{.x = rows_of<T>(a.x),
                            .out = rows_of<T>(a.out),
-                           .documents = a.documents.as<std::int32_t>(),
+                           .documents = table_of(a.documents),
                            .tokens = a.x.extent(1),
                            .columns = columns,
                            .strips = strips,
@@ -29,7 +36,7 @@ void run(const PoolBackward& a, const Context& context) {
     using Run = PoolBackwardRun<T>;
     const Run body{.d_out = rows_of<T>(a.d_out),
                    .d_x = rows_of<T>(a.d_x),
-                   .documents = a.documents.as<std::int32_t>(),
+                   .documents = table_of(a.documents),
                    .tokens = a.d_x.extent(1),
                    .kind = a.kind,
                    .wide = wide<Run::V>({a.d_out, a.d_x})};
