@@ -122,10 +122,9 @@ LabelNames read_label_names(const fs::path& file) {
 }
 
 void write_label_names(const fs::path& file, const LabelNames& labels) {
-  const nlohmann::json json{{"key", labels.key},
-                            {"names", labels.names},
-                            {"of", enum_word(labels.of)},
-                            {"closing", labels.closing}};
+  nlohmann::json json{{"key", labels.key}, {"names", labels.names}};
+  if (labels.of != LabelsOf::documents) json["of"] = enum_word(labels.of);
+  if (labels.closing > 0) json["closing"] = labels.closing;
   write_text(file, json.dump() + "\n");
 }
 

@@ -159,7 +159,7 @@ class Labels(TextTest):
             for ranks in (1, 3):
                 out = self.dir / key / str(ranks) / "out"
                 output = self.run_code(0, "tokenize", *given, "--out", out, ranks=ranks)
-                self.assertIn(f'3 labels by "{key}": mixed, neg, pos', output)
+                self.assertIn(f'3 labels of documents by "{key}": mixed, neg, pos', output)
                 if key == "folder":
                     self.assertIn("reviews: 1 file beside its folders left out", output)
                 made.add(tuple(f.read_bytes() for f in sorted(out.parent.iterdir())))
@@ -180,6 +180,28 @@ class Labels(TextTest):
         self.run_code(0, "tokenize", *given, ranks=2)
         self.assertEqual(elements(self.dir / "other.labels", "i"), [[2]])
 
+    def test_of_words_on_any_number_of_ranks(self):
+        lines = self.dir / "words.jsonl"
+        lines.write_text("".join(json.dumps({"w": ["ab"] * (n % 4 + 1), "t": ["x", "y", "z", "x"][:n % 4 + 1]})
+                                 + "\n" for n in range(40)))
+        made = set()
+        for ranks in (1, 3):
+            out = self.dir / str(ranks) / "out"
+            output = self.run_code(0, "tokenize", lines, "--words", "w", "--label", "t", "--out", out,
+                                   ranks=ranks)
+            self.assertIn('3 labels of words by "t": x, y, z', output)
+            made.add(tuple(f.read_bytes() for f in sorted(out.parent.iterdir())))
+        self.assertEqual(len(made), 1)
+        self.assertEqual(json.loads(out.with_name("out.labels.json").read_text()),
+                         {"key": "t", "names": ["x", "y", "z"], "of": "words"})
+        self.assertEqual(elements(f"{out}.labels", "i")[:4],
+                         [[1, 0], [1, 0, 2, 0, 0], [1, 0, 2, 0, 0, 3, 0, 0],
+                          [1, 0, 2, 0, 0, 3, 0, 0, 1, 0, 0]])
+        self.assertIn('words by "t": x 50, y 30, z 20', self.run_code(0, "inspect", out))
+        self.run_code(0, "tokenize", lines, "--words", "w", "--label", "t", "--train-tokenizer", "258",
+                      "--out", self.dir / "learned", ranks=2)
+        self.assertIn('"closing":1', (self.dir / "learned.labels.json").read_text())
+
     def test_what_cannot_be_labels(self):
         lines = self.dir / "l.jsonl"
         lines.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "1"}\n{"text": "c"}\n')
@@ -188,6 +210,10 @@ class Labels(TextTest):
                 (DATA, 'line 3: $: "n" is missing', lines, "--label", "n"),
                 (DECK, "--labels is of --label", lines, "--labels", lines),
                 (DECK, "--label n is a member of JSON lines", lines, self.text, "--label", "n"),
+                (DECK, "--words w is of --label", lines, "--words", "w"),
+                (DECK, "--words w is a member of JSON lines", lines, self.text, "--words", "w",
+                 "--label", "n"),
+                (DATA, 'line 1: $: "w" is missing', lines, "--words", "w", "--label", "n"),
                 (DECK, "all inputs must be directories", lines, self.dir, "--label", "folder"),
                 (DECK, "names that end in .targets", lines, "--out", self.dir / "a.targets")):
             with self.subTest(text):
