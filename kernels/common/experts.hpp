@@ -11,6 +11,10 @@
 
 namespace tessera::kernels {
 
+/// Added to sums of scores before they divide, so that scores which are all 0 in f32 leave numbers
+/// (DeepSeek-V3 does so).
+inline constexpr float kLeastSum = 1e-20F;
+
 /// Scores of a token's experts. `F`: float, or a vector of floats.
 struct RouteRow {
   RouterScores scores;
@@ -66,7 +70,7 @@ TESSERA_INLINE float group_key(GroupScore kind, std::int64_t n, Key&& key) {
 /// Scores of the chosen become weights, in place.
 TESSERA_INLINE void weigh(const Routing& routing, float* scores) {
   const auto n = static_cast<int>(routing.choices);
-  float sum = 0;
+  float sum = kLeastSum;
   for (int k = 0; k < n; ++k) sum = sum + scores[k];
   for (int k = 0; k < n; ++k) {
     if (routing.normalized) scores[k] = scores[k] / sum;
@@ -78,7 +82,7 @@ TESSERA_INLINE void weigh(const Routing& routing, float* scores) {
 TESSERA_INLINE void unweigh(const Routing& routing, const float* scores, const float* d_weights,
                             float* d_scores) {
   const auto n = static_cast<int>(routing.choices);
-  float sum = 0, mean = 0;
+  float sum = kLeastSum, mean = 0;
   for (int k = 0; k < n; ++k) sum = sum + scores[k], mean = fmadd(d_weights[k], scores[k], mean);
   for (int k = 0; k < n; ++k) {
     d_scores[k] = routing.normalized ? (d_weights[k] - mean / sum) / sum : d_weights[k];

@@ -62,10 +62,11 @@ void run(const ExpertLoad& a, const Context& context) {
 void run(const Dispatch& a, const Context& context) {
   check(a);
   const std::int64_t experts = a.begins.elements() - 1, copies = a.experts.elements();
+  TESSERA_CHECK(expert_rows(copies, experts) <= 0x7fffffff, "{} copies", copies);
   const PlaceSort sort(copies, experts);
   const Places sorted = sort_places(a.kName, a.scratch, sort, rows_of_experts(a), context);
   auto* behind_sort = reinterpret_cast<std::int32_t*>(a.scratch.data + sort.bytes());
-  const ExpertRuns runs{behind_sort, behind_sort + experts};
+  const ExpertRuns runs{behind_sort, behind_sort + experts, static_cast<std::int32_t>(experts)};
   const auto set = [&](void* to, int value, std::int64_t words) {
     check_cuda(cudaMemsetAsync(to, value, static_cast<std::size_t>(words * size_of(DType::i32)),
                                context.queue.stream),
@@ -75,8 +76,7 @@ void run(const Dispatch& a, const Context& context) {
   set(a.source.data, 0xff, a.source.elements());  // -1
   const std::int64_t blocks = ceil_div(copies, kRunThreads);
   launch(on(context, a.kName, blocks, kRunThreads), expert_runs_kernel, sorted.rows, copies, runs);
-  launch(on(context, a.kName, 1, 1), expert_begins_kernel, runs, static_cast<int>(experts),
-         a.begins.as<std::int32_t>());
+  launch(on(context, a.kName, 1, 1), expert_begins_kernel, runs, a.begins.as<std::int32_t>());
   launch(on(context, a.kName, blocks, kRunThreads), place_copies_kernel, sorted, copies, runs,
          a.begins.as<std::int32_t>(), a.place.as<std::int32_t>(), a.source.as<std::int32_t>());
 }

@@ -62,10 +62,11 @@ inline __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteRows a
   largest = warp_max(largest);
   const float exponentials =
       sum_over_experts(experts, [&](int e) { return exp_of(logits[e] - largest); });
-  float of_scores = 1.0F;
+  float inverse_scores = 1.0F;
   if (a.routing.scores == RouterScores::sigmoid)
-    of_scores = sum_over_experts(experts, [&](int e) { return sigmoid(logits[e]); });
-  const float known[kRouteStats] = {largest, 1.0F / exponentials, 1.0F / of_scores};
+    inverse_scores =
+        1.0F / (kLeastSum + sum_over_experts(experts, [&](int e) { return sigmoid(logits[e]); }));
+  const float known[kRouteStats] = {largest, 1.0F / exponentials, inverse_scores};
   if (lane == 0) {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(kRouteStats); ++i) stats[i] = known[i];
@@ -119,11 +120,12 @@ __global__ void __launch_bounds__(kRouteThreads, 8)
 
   const float* weighs =
       a.balance == nullptr ? nullptr : a.balance + quotient(n, a.tokens_per_sample) * experts;
+  const float per_token = row.inverse_scores * (1.0F / static_cast<float>(a.tokens_per_sample));
   float mean = 0;
   if (weighs != nullptr && !softmax)
     mean = sum_over_experts(experts, [&](int e) { return weighs[e] * row.share(logits[e]); });
   for (int e = lane; e < experts; e += 32)
-    d[e] = weighs == nullptr ? 0.0F : (weighs[e] - mean) * row.inverse_scores;
+    d[e] = weighs == nullptr ? 0.0F : (weighs[e] - mean) * per_token;
   if (lane < choices) scores[lane] = row.score(logits[a.experts[n * choices + lane]]);
   __syncwarp();
   if (lane == 0) {
@@ -181,6 +183,7 @@ inline __global__ void __launch_bounds__(kLoadThreads)
 /// Where each expert's copies begin and end among those that are sorted; 0 of those without any.
 struct ExpertRuns {
   std::int32_t *begins, *ends;  // (E), cleared before
+  std::int32_t experts;         // E
 };
 
 inline constexpr int kRunThreads = 256;
@@ -190,18 +193,19 @@ inline __global__ void __launch_bounds__(kRunThreads)
   const std::int64_t i = std::int64_t{blockIdx.x} * kRunThreads + threadIdx.x;
   if (i >= n) return;
   const std::int32_t e = sorted[i];
+  if (e >= runs.experts) return;  // of no expert
   if (i == 0 || sorted[i - 1] != e) runs.begins[e] = static_cast<std::int32_t>(i);
   if (i == n - 1 || sorted[i + 1] != e) runs.ends[e] = static_cast<std::int32_t>(i + 1);
 }
 
 /// begins[e]: the rows of all experts before e, each rounded up; by one thread, for they are few.
-inline __global__ void expert_begins_kernel(ExpertRuns runs, int experts, std::int32_t* begins) {
+inline __global__ void expert_begins_kernel(ExpertRuns runs, std::int32_t* begins) {
   std::int32_t row = 0;
-  for (int e = 0; e < experts; ++e) {
+  for (int e = 0; e < runs.experts; ++e) {
     begins[e] = row;
     row += static_cast<std::int32_t>(round_up(runs.ends[e] - runs.begins[e], kExpertRows));
   }
-  begins[experts] = row;
+  begins[runs.experts] = row;
 }
 
 inline __global__ void __launch_bounds__(kRunThreads)
@@ -210,6 +214,7 @@ inline __global__ void __launch_bounds__(kRunThreads)
   const std::int64_t i = std::int64_t{blockIdx.x} * kRunThreads + threadIdx.x;
   if (i >= n) return;
   const std::int32_t e = sorted.rows[i], copy = sorted.places[i];
+  if (e >= runs.experts) return;
   const std::int32_t row = begins[e] + static_cast<std::int32_t>(i) - runs.begins[e];
   place[copy] = row;
   source[row] = copy;

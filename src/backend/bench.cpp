@@ -320,7 +320,7 @@ class Bench {
                       .stats = stats,
                       .experts = chosen,
                       .d_weights = weights,
-                      .d_logits = logits,
+                      .d_logits = memory.zeros(DType::f32, {tokens, count}),
                       .routing = routing},
         text(logits));
     const View load = memory.zeros(DType::f32, {2, m.samples, count});

@@ -40,9 +40,9 @@ void route_stats(const Route& a, const float* logits, float* stats) {
              });
   stats[2] = a.routing.scores == RouterScores::softmax
                  ? 1.0F
-                 : 1.0F / sum_over(experts, [&](std::int64_t e, std::int64_t n) {
-                     return sigmoid(load(logits + e, n));
-                   });
+                 : 1.0F / (kLeastSum + sum_over(experts, [&](std::int64_t e, std::int64_t n) {
+                             return sigmoid(load(logits + e, n));
+                           }));
 }
 
 /// Which groups are open, as flags.
@@ -116,12 +116,13 @@ void score_gradients(const RouteBackward& a, const RouteRow& row, std::int64_t n
     const std::int64_t tokens = row_count(a.logits) / row_count(a.balance);
     const float* weighs = reinterpret_cast<const float*>(a.balance.data) + n / tokens * experts;
     const bool softmax = a.routing.scores == RouterScores::softmax;
+    const float per_token = row.inverse_scores * (1.0F / static_cast<float>(tokens));
     const float mean = softmax ? 0 : sum_over(experts, [&](std::int64_t e, std::int64_t count) {
       return load(weighs + e, count) * row.share(load(logits + e, count));
     });
     for_vectors(
         experts, [&](std::int64_t e, std::int64_t count) __attribute__((always_inline)) {
-          const Vec d = (load(weighs + e, count) - Vec(mean)) * Vec(row.inverse_scores);
+          const Vec d = (load(weighs + e, count) - Vec(mean)) * Vec(per_token);
           store(d_scores + e, d, count);
         });
   }

@@ -156,6 +156,33 @@ TEST(Route, ChoosesAndWeighsAsDoubleDoes) {
   });
 }
 
+// Where the scores of all that are chosen are 0 in f32, weights and gradients still are numbers.
+TEST(Route, LeavesNumbersOfScoresThatVanish) {
+  for_devices([&](Device& device) {
+    for (const Router& r : kRouters) {
+      SCOPED_TRACE(name_of(r));
+      Case c(r, 3, 5);
+      for (std::int64_t e = 0; e < r.experts; ++e) {
+        c.logits.set(e, e == 0 ? 200 : 0), c.bias.set(e, e == 0 ? 0 : 2);
+        c.logits.set(r.experts + e, -200), c.logits.set(2 * r.experts + e, 200);
+      }
+      c.run(device, r);
+      const auto d_weights = Tensor::random(DType::f32, {3, r.routing.choices}, 3),
+                 balance = Tensor::random(DType::f32, {1, r.experts}, 4);
+      const Tensor d_logits(DType::f32, {3, r.experts});
+      run(device, RouteBackward{.logits = c.logits.view(),
+                                .stats = c.stats.view(),
+                                .experts = c.experts.view(),
+                                .d_weights = d_weights.view(),
+                                .balance = balance.view(),
+                                .d_logits = d_logits.view(),
+                                .routing = r.routing});
+      for (const Tensor* t : std::initializer_list<const Tensor*>{&c.weights, &d_logits})
+        EXPECT_TRUE(std::ranges::all_of(t->numbers(), [](double x) { return std::isfinite(x); }));
+    }
+  });
+}
+
 TEST(Route, ChoosesDifferentExpertsWhateverLogitsAre) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
                    kInfinity = std::numeric_limits<double>::infinity();
@@ -181,8 +208,10 @@ TEST(Route, ChoosesDifferentExpertsWhateverLogitsAre) {
   });
 }
 
-/// What is differentiated: weights, mean shares over the samples' tokens, and the squared
-/// logarithm.
+constexpr std::int64_t kTokensPerSample = 3;
+
+/// What a token adds to what is differentiated: weights, mean shares over the samples' tokens, and
+/// the squared logarithm.
 double objective(const Router& r, const std::vector<std::size_t>& chosen, const Numbers& d_weights,
                  const Numbers& balance, double z, const Numbers& logits) {
   const Routed row(r.routing, logits);
@@ -191,7 +220,8 @@ double objective(const Router& r, const std::vector<std::size_t>& chosen, const 
   const Numbers weights = weights_of(r.routing, scores);
   double all = z * row.lse * row.lse;
   for (std::size_t k = 0; k < chosen.size(); ++k) all += d_weights[k] * weights[k];
-  for (std::size_t e = 0; e < balance.size(); ++e) all += balance[e] * row.shares[e];
+  for (std::size_t e = 0; e < balance.size(); ++e)
+    all += balance[e] * row.shares[e] / static_cast<double>(kTokensPerSample);
   return all;
 }
 
@@ -201,7 +231,8 @@ TEST(Route, GradientsAreThoseOfDifferences) {
   for_devices([](Device& device) {
     for (const Router& r : kRouters) {
       SCOPED_TRACE(name_of(r));
-      const std::int64_t samples = 2, tokens = 6, choices = r.routing.choices;
+      const std::int64_t samples = 2, tokens = samples * kTokensPerSample,
+                         choices = r.routing.choices;
       Case c(r, tokens, 9, 1);
       c.run(device, r);
       const auto d_weights = Tensor::random(DType::f32, {tokens, choices}, 3);
@@ -226,7 +257,7 @@ TEST(Route, GradientsAreThoseOfDifferences) {
           size += std::abs(d.back()) * static_cast<double>(r.routing.scale) * 2;
         }
         for (std::int64_t e = 0; e < r.experts; ++e) {
-          of_sample.push_back(balance[n / (tokens / samples) * r.experts + e]);
+          of_sample.push_back(balance[n / kTokensPerSample * r.experts + e]);
           size += 2 * std::abs(of_sample.back());
         }
         const Numbers want = numeric_gradient(
@@ -453,17 +484,24 @@ TEST(ExpertProducts, AgreeWithDouble) {
   for_devices_and_types([](Device& device, DType type) {
     for (const auto& [tokens, choices, experts] :
          {Shape{1, 1, 1}, Shape{37, 2, 8}, Shape{200, 2, 3}}) {
-      for (const auto& [in, out] : {std::pair{7, 5}, std::pair{64, 80}, std::pair{136, 24}}) {
+      struct Matrix {
+        std::int64_t in, out, gap;
+        bool wide;  // results in f32
+      };
+      for (const auto& [in, out, gap, wide] :
+           {Matrix{7, 5, 1, false}, Matrix{64, 80, 0, false}, Matrix{136, 24, 0, true},
+            Matrix{136, 24, 1, true}}) {
         SCOPED_TRACE(
             fmt::format("{} tokens to {} of {}, {} to {}", tokens, choices, experts, in, out));
         const Dispatched d(device, random_choice(tokens, choices, experts, 7), experts);
         const std::int64_t rows = d.source.size(), used = d.begin(experts);
-        const auto x = Tensor::random(type, {rows, in}, 1, 1, 2),
-                   d_y = Tensor::random(type, {rows, out}, 2, 1, 3),
-                   w = Tensor::random(type, {experts * out, in}, 3, 1, 1);
+        const DType result = wide ? DType::f32 : type;
+        const auto x = Tensor::random(type, {rows, in}, 1, 1, 2 * gap),
+                   d_y = Tensor::random(type, {rows, out}, 2, 1, 3 * gap),
+                   w = Tensor::random(type, {experts * out, in}, 3, 1, gap);
         Sums y(rows * out), d_x(rows * in), d_w(experts * out * in);
-        Tensor got_y = Tensor::random(type, {rows, out}, 4),
-               got_d_x = Tensor::random(type, {rows, in}, 5);
+        Tensor got_y = Tensor::random(result, {rows, out}, 4, 1, gap),
+               got_d_x = Tensor::random(result, {rows, in}, 5, 1, gap);
         for (std::int64_t r = used; r < rows; ++r) {
           for (std::int64_t o = 0; o < out; ++o)
             y.value[static_cast<std::size_t>(r * out + o)] = got_y[r * out + o];
@@ -495,7 +533,7 @@ TEST(ExpertProducts, AgreeWithDouble) {
                                               .d_x = got_d_x.view(),
                                               .copies = copies});
         expect_sums(got_d_x, d_x, out, 1, "d_x");
-        const Tensor got_d_w(DType::f32, {experts * out, in}, 2);
+        const Tensor got_d_w(DType::f32, {experts * out, in}, 2 * gap);
         for (const Write write : {Write::overwrite, Write::add}) {
           run(device, ExpertLinearBackwardWeight{.d_y = d_y.view(),
                                                  .x = x.view(),
