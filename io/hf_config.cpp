@@ -627,7 +627,7 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
   json value = value_of(a, row.key);
   const std::string setting(row.setting);
   if (row.key == "context" && a.rope_scaling == "dynamic") {
-    if (a.context != dynamic_context(a)) cannot_export(a, row.key, value, dynamic_context(a));
+    if (a.context > dynamic_context(a)) cannot_export(a, row.key, value, dynamic_context(a));
     value = a.rope_original_context;
   }
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap

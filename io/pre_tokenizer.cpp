@@ -99,7 +99,7 @@ void PreTokenizer::add(const JsonCursor& value, bool last) {
   };
   if (type == "Sequence") {
     const JsonCursor steps = value["pretokenizers"];
-    if (steps.size() == 0) steps.fail("no steps; at least one is needed");
+    if (steps.size() == 0) steps.unsupported("no steps; at least one is needed");
     std::int64_t left = steps.size();
     steps.for_each_item([&](const JsonCursor& step) { add(step, --left == 0 && last); });
   } else if (type == "ByteLevel" && last) {

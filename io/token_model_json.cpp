@@ -75,7 +75,7 @@ void parse_bytes(const JsonCursor& vocab, const Ids& ids, BpeModel& model) {
     append_utf8(code_point, name);
     const auto id = ids.find(name);
     if (id == ids.end()) {
-      vocab.fail(
+      vocab.unsupported(
           fmt::format("no token for the byte {:#04x} (\"{}\"); all 256 are needed", byte, name));
     }
     model.byte_ids[byte] = id->second;

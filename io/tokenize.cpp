@@ -211,7 +211,10 @@ TokenizeSummary TokenizedPart::place(std::span<const PartFindings> all,
     summary.labels = labels_as_;
     summary.labels->names = label_names(labels_as_.key, labels_of_parts(all), known);
     if (summary.labels->names.empty())
-      throw DataError("no word of the inputs has a token, so no label counts");
+      throw DataError(fmt::format(
+          "no word of the inputs has a token, so no label counts, and {} is not made: do "
+          "the lists that --words names hold words?",
+          megatron_bin(prefix_).string()));
     place_labels(extent_of_labels(before, labels_as_.of), extent_of_labels(whole, labels_as_.of),
                  *summary.labels);
   }

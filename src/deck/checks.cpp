@@ -136,6 +136,16 @@ class Checker {
               "anew: which length would decide depends on what else is in a micro-batch (let "
               "data.positions be \"sequence\")");
     }
+    if (usable({"task.kind", "batch.sequence", "model.rope_original_context"}) &&
+        has_classes(deck_.task.kind) && deck_.batch.sequence > deck_.model.rope_original_context) {
+      problem("model.rope_scaling",
+              fmt::format("model.rope_scaling = \"dynamic\" does not go with task.kind = \"{}\" "
+                          "and batch.sequence = {}: a document would have other frequencies beside "
+                          "padding than alone (give batch.sequence of at most "
+                          "model.rope_original_context = {})",
+                          enum_word(deck_.task.kind), deck_.batch.sequence,
+                          deck_.model.rope_original_context));
+    }
   }
 
   /// Windows, norms of q and k, biases, and what embeddings are.
@@ -646,7 +656,7 @@ class Checker {
                           enum_word(kind)));
     }
     if (kind == TaskKind::tokens) count_targets_first();
-    refuse("task.pooling", deck_.task.pooling == Pooling::none,
+    refuse("task.pooling", kind == TaskKind::classify && deck_.task.pooling == Pooling::none,
            "a document has one class (give mean, first or last)");
     refuse("data.documents", deck_.data.documents != Documents::separate,
            "a sample is a document (leave it out)");

@@ -41,9 +41,8 @@ struct ClassifyOptions {
 /// Names of a model's classes: those of the run or directory that it is of, or what transformers
 /// calls classes without names.
 io::LabelNames class_names(const ModelSource& source) {
-  if (source.labels) return *source.labels;
-  io::LabelNames labels;
-  for (std::int64_t i = 0; i < source.task.labels.value_or(0); ++i)
+  io::LabelNames labels = source.labels.value_or(io::LabelNames());
+  for (std::int64_t i = std::ssize(labels.names); i < source.task.labels.value_or(0); ++i)
     labels.names.push_back(io::unnamed_class(i));
   return labels;
 }
@@ -131,10 +130,12 @@ class Classifier {
         o_.rules.words.empty() ? split_words(document.text) : std::vector<std::string>();
     const std::span<const std::string> all = o_.rules.words.empty() ? split : document.words;
     io::encode_words(all, tokenizer_, o_.rules.special_tokens, ids_, word_of_);
-    if (all.empty() || ids_.empty()) return;
-    fit(document);
-    const std::span<const float> logits = generator_.whole(ids_);
     std::vector<std::optional<Guess>> guesses(all.size());
+    std::span<const float> logits;
+    if (!all.empty() && !ids_.empty()) {
+      fit(document);
+      logits = generator_.whole(ids_);
+    }
     for (std::size_t t = 0; t < word_of_.size(); ++t) {
       if (word_of_[t] < 0) continue;
       const auto word = static_cast<std::size_t>(word_of_[t]);
@@ -192,7 +193,7 @@ class Classifier {
   }
   void print_json(std::span<const std::string> words,
                   std::span<const std::optional<Guess>> guesses) const {
-    nlohmann::ordered_json all;
+    nlohmann::ordered_json all{{"words", nlohmann::ordered_json::array()}};
     for (std::size_t i = 0; i < words.size(); ++i) {
       nlohmann::ordered_json one{{"word", words[i]}, {"label", nullptr}};
       if (guesses[i]) one.update(to_json(*guesses[i]));

@@ -197,6 +197,25 @@ class Verbs(ClassifyTest):
         self.assertEqual([bool(line.split("\t")[0]) for line in job.output.splitlines()
                           if "\t" in line], [True] * 9 + [False] * 4)
 
+    def test_classes_beyond_those_of_the_data(self):
+        self.train(1, self.deck_of("run", "tagger", task__labels=5, task__overlong="cut",
+                                   data__validation=[str(self.prefix("tokens"))],
+                                   evaluate__every=classes.STEPS, evaluate__batches=0))
+        (last,) = self.evaluations("run")
+        told = classes.TOLD["tokens"]
+        job = self.run_job(0, "classify", self.dir / "run", self.lines("tokens"), *told, "--json")
+        self.assertIn(f"accuracy {last['accuracy']:.4f} | F1 {last['f1']:.4f}", job.output)
+        for line in job.output.splitlines():
+            for word in json.loads(line)["words"] if line.startswith("{") else []:
+                self.assertEqual(list(word["probabilities"]),
+                                 [*classes.LABELS, "LABEL_3", "LABEL_4"])
+                self.assertAlmostEqual(sum(word["probabilities"].values()), 1, places=6)
+        empty = self.dir / "empty.jsonl"
+        empty.write_text(json.dumps({told[told.index("--words") + 1]: []}) + "\n")
+        job = self.run_job(0, "classify", self.dir / "run", empty, "--words",
+                           told[told.index("--words") + 1], "--json")
+        self.assertEqual(job.output.strip(), '{"words":[]}')
+
     def test_wrong_uses_of_words(self):
         self.train(1, self.deck_of("words", "tagger", run__steps=1))
         self.train(1, self.deck_of("texts", "encoder", run__steps=1))

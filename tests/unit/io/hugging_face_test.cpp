@@ -399,9 +399,11 @@ TEST(HfModel, ReadsAndWritesDynamicFrequencies) {
   EXPECT_EQ(written["max_position_embeddings"], 8);
   EXPECT_EQ(written["rope_scaling"], (json{{"rope_type", "dynamic"}, {"factor", 2.0}}));
   a.context = 12;
+  EXPECT_EQ(json::parse(io::write_hf_config(a, DType::f32, {})), written);
+  a.context = 17;
   EXPECT_NE(message_of<DataError>([&] {
               io::write_hf_config(a, DType::f32, {});
-            }).find("model.context = 12, needed: 16"),
+            }).find("model.context = 17, needed: 16"),
             std::string::npos);
 }
 
