@@ -341,6 +341,13 @@ class Bench {
         text(rows));
     row(CombineRows{.rows = rows, .weights = weights, .place = place, .out = x}, text(rows));
     row(RowDots{.x = x, .rows = rows, .place = place, .dots = weights}, text(rows));
+    expert_products(rows, begins, copies);
+  }
+
+  /// Of rows that begin where `begins` says, with an expert's square matrix each.
+  void expert_products(const View& rows, const View& begins, std::int64_t copies) {
+    BenchMemory memory(tier_);
+    const std::int64_t count = begins.elements() - 1, all = rows.rows(), columns = rows.cols();
     const View w = memory.floats(type_, {count * columns, columns}),
                y = memory.floats(type_, {all, columns}),
                d_w = memory.floats(DType::f32, {count * columns, columns});
