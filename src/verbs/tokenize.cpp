@@ -279,6 +279,19 @@ ExitCode run(TokenizeOptions o, const comm::Control& control) {
   return ExitCode::ok;
 }
 
+void add_tokenizer(CLI::App& verb, TokenizeOptions& o) {
+  auto* given =
+      verb.add_option("--tokenizer", o.tokenizer, "\"bytes\" or a Hugging Face tokenizer.json")
+          ->capture_default_str();
+  verb.add_option(
+          "--train-tokenizer", o.learned_vocab,
+          "learn a byte-level BPE tokenizer of so many tokens from the inputs, with GPT-2's "
+          "pattern and <|endoftext|>, and use it; it is kept as PREFIX.tokenizer.json, for "
+          "--tokenizer")
+      ->check(bounds(io::kSmallestLearnedVocab, std::optional(kLargestLearnedVocab)))
+      ->excludes(given);
+}
+
 }  // namespace
 
 Verb tokenize(CLI::App& app) {
@@ -291,16 +304,7 @@ Verb tokenize(CLI::App& app) {
       ->required();
   verb->add_option("--out", o->prefix, "prefix of the files to make; its directory is made too")
       ->required();
-  auto* given =
-      verb->add_option("--tokenizer", o->tokenizer, "\"bytes\" or a Hugging Face tokenizer.json")
-          ->capture_default_str();
-  verb->add_option(
-          "--train-tokenizer", o->learned_vocab,
-          "learn a byte-level BPE tokenizer of so many tokens from the inputs, with GPT-2's "
-          "pattern and <|endoftext|>, and use it; it is kept as PREFIX.tokenizer.json, for "
-          "--tokenizer")
-      ->check(bounds(io::kSmallestLearnedVocab, std::optional(kLargestLearnedVocab)))
-      ->excludes(given);
+  add_tokenizer(*verb, *o);
   verb->add_option(
       "--eos", o->eos,
       "token that ends each document, or \"none\": the ends are in .idx only; default: "
