@@ -623,26 +623,24 @@ void write_classes(json& config, const HfArchitecture& a, std::span<const std::s
 }
 
 /// A number; two keys of one setting must agree.
+/// Says `value` of a key; refused where another key has said otherwise of the same setting.
+void write_setting(json& config, const HfArchitecture& a, std::string_view key,
+                   std::string_view name, const json& value) {
+  const std::string setting(name);
+  if (config.contains(setting) && config[setting] != value)
+    cannot_export(a, key, value, config[setting]);
+  config[setting] = value;
+}
+
 void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row) {
   json value = value_of(a, row.key);
-  const std::string setting(row.setting);
   if (row.key == "context" && a.rope_scaling == "dynamic") {
     if (a.context > dynamic_context(a)) cannot_export(a, row.key, value, dynamic_context(a));
     value = a.rope_original_context;
   }
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
   if (row.more > 0) value = value.get<std::int64_t>() + row.more;
-  if (config.contains(setting) && config[setting] != value)
-    cannot_export(a, row.key, value, config[setting]);
-  config[setting] = value;
-}
-
-void write_dropout(json& config, const HfArchitecture& a, const HfDropoutRow& row) {
-  const json value = value_of(a, row.key);
-  const std::string setting(row.setting);
-  if (config.contains(setting) && config[setting] != value)
-    cannot_export(a, row.key, value, config[setting]);
-  config[setting] = value;
+  write_setting(config, a, row.key, row.setting, value);
 }
 
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
@@ -711,7 +709,8 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
   if (ends.begin) config["bos_token_id"] = *ends.begin;
   if (ends.end) config["eos_token_id"] = *ends.end;
   for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
-  for (const HfDropoutRow& row : family->dropouts) write_dropout(config, a, row);
+  for (const HfDropoutRow& row : family->dropouts)
+    write_setting(config, a, row.key, row.setting, value_of(a, row.key));
   for (const HfOptionalRow& row : family->optional) {
     if (const json value = value_of(a, row.key); value >= 0)
       config[std::string(row.setting)] = value;

@@ -228,12 +228,13 @@ void TokenizedPart::place_labels(const MegatronExtent& before, const MegatronExt
   std::vector<std::int32_t> element_of(labels_found_.names().size());  // by number of the name
   for (const auto& [label, name] : labels_found_.names())
     element_of[static_cast<std::size_t>(name.number)] = none + *names.find(label);
-  std::vector<std::int32_t> elements;
-  for (const std::int32_t number : labels_found_.numbers())
-    elements.push_back(number < 0 ? 0 : element_of[static_cast<std::size_t>(number)]);
-  std::span<const std::int32_t> rest = elements;
+  std::span<const std::int32_t> rest = labels_found_.numbers();
+  std::vector<std::int32_t> elements;  // of a document
   for (const std::int64_t count : label_counts_) {
-    labels_->append(rest.first(static_cast<std::size_t>(count)));
+    elements.clear();
+    for (const std::int32_t number : rest.first(static_cast<std::size_t>(count)))
+      elements.push_back(number < 0 ? 0 : element_of[static_cast<std::size_t>(number)]);
+    labels_->append(elements);
     labels_->end_document();
     rest = rest.subspan(static_cast<std::size_t>(count));
   }
