@@ -90,15 +90,6 @@ void for_powers_of_two(Range rows, F&& f) {
   }
 }
 
-/// The largest of bytes(rows) for pieces of at most `rows` rows.
-template <typename F>
-std::int64_t largest_piece(std::int64_t rows, F&& bytes) {
-  std::int64_t most = 0;
-  for (std::int64_t piece = kExpertRows; piece <= rows; piece *= 2)
-    most = std::max(most, bytes(Range{0, piece}));
-  return most;
-}
-
 View part_of(const View& v, Range rows) { return v.matrix().row_range(rows.begin, rows.count()); }
 View expert_of(const View& weight, std::int64_t e, std::int64_t rows) {
   return weight.row_range(e * rows, rows);
@@ -135,10 +126,20 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
           .scratch = a.scratch};
 }
 
+/// What the largest piece of some expert's rows may need.
 template <typename Operation>
 std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Context& context) {
-  return largest_piece(rows,
-                       [&](Range piece) { return scratch_bytes(piece_of(a, 0, piece), context); });
+  std::int64_t most = 0;
+  for (std::int64_t piece = kExpertRows; piece <= rows; piece *= 2)
+    most = std::max(most, scratch_bytes(piece_of(a, 0, {0, piece}), context));
+  return most;
+}
+
+template <typename Operation>
+void run_pieces(const Operation& a, std::int64_t rows, const Context& context) {
+  for_experts(a.begins, rows, [&](std::int64_t e, Range of_expert) {
+    for_powers_of_two(of_expert, [&](Range piece) { run(piece_of(a, e, piece), context); });
+  });
 }
 
 }  // namespace
@@ -155,16 +156,12 @@ std::int64_t scratch_bytes(const ExpertLinearBackwardWeight& a, const Context& c
 
 void run(const ExpertLinear& a, const Context& context) {
   check(a);
-  for_experts(a.begins, a.x.rows(), [&](std::int64_t e, Range rows) {
-    for_powers_of_two(rows, [&](Range piece) { run(piece_of(a, e, piece), context); });
-  });
+  run_pieces(a, a.x.rows(), context);
 }
 
 void run(const ExpertLinearBackwardInput& a, const Context& context) {
   check(a);
-  for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
-    for_powers_of_two(rows, [&](Range piece) { run(piece_of(a, e, piece), context); });
-  });
+  run_pieces(a, a.d_y.rows(), context);
 }
 
 void run(const ExpertLinearBackwardWeight& a, const Context& context) {

@@ -25,6 +25,18 @@ RouteRows rows_of_router(const View& logits, const View& stats, const View& expe
           .routing = routing};
 }
 
+/// f.operator()<T, O>() with the types of operands and of what is made of them.
+template <typename F>
+void with_types(DType operands, DType result, F&& f) {
+  with_type(operands, [&]<typename T>() {
+    if (result == operands) {
+      f.template operator()<T, T>();
+    } else {
+      f.template operator()<T, float>();
+    }
+  });
+}
+
 float* floats_of(const View& v) { return v ? v.as<float>() : nullptr; }
 
 }  // namespace
@@ -95,30 +107,17 @@ void run(const SpreadRows& a, const Context& context) {
   });
 }
 
-namespace {
-
-template <typename T, typename O>
-void combine(const CombineRows& a, const Context& context) {
-  using Run = CombineRun<T, O>;
-  const Run body{.rows = rows_of<T>(a.rows),
-                 .out = rows_of<O>(a.out),
-                 .weights = floats_of(a.weights),
-                 .place = a.place.as<std::int32_t>(),
-                 .choices = a.place.cols(),
-                 .wide = wide<Run::V>({a.rows, a.out})};
-  map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
-}
-
-}  // namespace
-
 void run(const CombineRows& a, const Context& context) {
   check(a);
-  with_type(a.rows.type, [&]<typename T>() {
-    if (a.out.type == a.rows.type) {
-      combine<T, T>(a, context);
-    } else {
-      combine<T, float>(a, context);
-    }
+  with_types(a.rows.type, a.out.type, [&]<typename T, typename O>() {
+    using Run = CombineRun<T, O>;
+    const Run body{.rows = rows_of<T>(a.rows),
+                   .out = rows_of<O>(a.out),
+                   .weights = floats_of(a.weights),
+                   .place = a.place.as<std::int32_t>(),
+                   .choices = a.place.cols(),
+                   .wide = wide<Run::V>({a.rows, a.out})};
+    map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
   });
 }
 
@@ -157,18 +156,6 @@ void multiply_rows(const char* operation, const View& x, const View& weight, con
   launch_large(on(context, operation, ceil_div(x.rows(), kProductTile) * p.column_tiles,
                   kProductThreads, kProductBytes<T, SumAlong::columns, kB>),
                expert_rows_kernel<T, O, kB>, p);
-}
-
-/// f.operator()<T, O>() with the types of operands and of what is made of them.
-template <typename F>
-void with_types(DType operands, DType result, F&& f) {
-  with_type(operands, [&]<typename T>() {
-    if (result == operands) {
-      f.template operator()<T, T>();
-    } else {
-      f.template operator()<T, float>();
-    }
-  });
 }
 
 }  // namespace

@@ -90,6 +90,17 @@ struct Case {
                             .stats = stats.view(),
                             .routing = r.routing});
   }
+  void run_backward(Device& device, const Router& r, const Tensor& d_weights, const Tensor& balance,
+                    const Tensor& d_logits, float z = 0) const {
+    test::run(device, RouteBackward{.logits = logits.view(),
+                                    .stats = stats.view(),
+                                    .experts = experts.view(),
+                                    .d_weights = d_weights.view(),
+                                    .balance = balance.view(),
+                                    .d_logits = d_logits.view(),
+                                    .z = z,
+                                    .routing = r.routing});
+  }
   Numbers logits_of(std::int64_t n) const {
     Numbers row;
     for (std::int64_t e = 0; e < logits.view().cols(); ++e)
@@ -170,13 +181,7 @@ TEST(Route, LeavesNumbersOfScoresThatVanish) {
       const auto d_weights = Tensor::random(DType::f32, {3, r.routing.choices}, 3),
                  balance = Tensor::random(DType::f32, {1, r.experts}, 4);
       const Tensor d_logits(DType::f32, {3, r.experts});
-      run(device, RouteBackward{.logits = c.logits.view(),
-                                .stats = c.stats.view(),
-                                .experts = c.experts.view(),
-                                .d_weights = d_weights.view(),
-                                .balance = balance.view(),
-                                .d_logits = d_logits.view(),
-                                .routing = r.routing});
+      c.run_backward(device, r, d_weights, balance, d_logits);
       for (const Tensor* t : std::initializer_list<const Tensor*>{&c.weights, &d_logits})
         EXPECT_TRUE(std::ranges::all_of(t->numbers(), [](double x) { return std::isfinite(x); }));
     }
@@ -239,14 +244,7 @@ TEST(Route, GradientsAreThoseOfDifferences) {
       const auto balance = Tensor::random(DType::f32, {samples, r.experts}, 4);
       Tensor d_logits(DType::f32, {tokens, r.experts}, 5);
       const float z = 0.25F;
-      run(device, RouteBackward{.logits = c.logits.view(),
-                                .stats = c.stats.view(),
-                                .experts = c.experts.view(),
-                                .d_weights = d_weights.view(),
-                                .balance = balance.view(),
-                                .d_logits = d_logits.view(),
-                                .z = z,
-                                .routing = r.routing});
+      c.run_backward(device, r, d_weights, balance, d_logits, z);
       for (std::int64_t n = 0; n < tokens; ++n) {
         std::vector<std::size_t> chosen;
         Numbers d, of_sample;
