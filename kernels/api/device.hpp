@@ -53,6 +53,7 @@ namespace tessera::kernels {
   F(Route) \
   F(RouteBackward) \
   F(ExpertLoad) \
+  F(CountChoices) \
   F(Dispatch) \
   F(SpreadRows) \
   F(CombineRows) \

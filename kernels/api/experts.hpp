@@ -47,26 +47,35 @@ struct Route {
   }
 };
 
-/// The gradient of logits from that of weights; of balance, what each expert's mean share of scores
-/// over the tokens of a sample weighs in the loss; and of z times the squared logarithm of the sum
-/// of exponentials of each token's logits (Zoph et al. 2022, equation 5).
+/// What is minimised beside the loss, of each token: `balance` times the sum over experts of the
+/// number of the sample's choices that are the expert, times the token's share of scores that it
+/// has (Fedus et al. 2021, Switch Transformer, equation 4, where balance is alpha E / (K tokens of
+/// the sample); Lepikhin et al. 2020); and z times the squared logarithm of the sum of exponentials
+/// of the token's logits (Zoph et al. 2022, equation 5).
+struct RouterTerms {
+  float balance = 0, z = 0;
+  explicit operator bool() const { return balance > 0 || z > 0; }
+};
+
+/// The gradient of logits from that of weights and, times `scale`, of the terms.
 struct RouteBackward {
   static constexpr const char* kName = "route_backward";
   View logits;     // (N, E) f32
   View stats;      // (N, kRouteStats) f32
   View experts;    // (N, K) i32
   View d_weights;  // (N, K) f32
-  View balance;    // (S, E) f32: of S samples of equal numbers of tokens; or absent
+  View counts;     // (S, E) f32, of ExpertLoad; absent where there is no balance
+  View scale;      // (1) f32; absent where there are no terms
   View d_logits;   // (N, E), f32 or the type that products take
-  float z = 0;
+  RouterTerms terms;
   Routing routing;
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.logits, Access::read), f(s.stats, Access::read), f(s.experts, Access::read);
-    f(s.d_weights, Access::read), f(s.balance, Access::read), f(s.d_logits, Access::write);
-    f(s.scratch, Access::write);
+    f(s.d_weights, Access::read), f(s.counts, Access::read), f(s.scale, Access::read);
+    f(s.d_logits, Access::write), f(s.scratch, Access::write);
   }
 };
 
@@ -86,6 +95,19 @@ struct ExpertLoad {
   static void visit(Self& s, F&& f) {
     f(s.logits, Access::read), f(s.stats, Access::read), f(s.experts, Access::read);
     f(s.counts, Access::write), f(s.shares, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// counts[e] += how many choices are expert e.
+struct CountChoices {
+  static constexpr const char* kName = "count_choices";
+  View experts;  // (N, K) i32
+  View counts;   // (E) i64
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.experts, Access::read), f(s.counts, Access::update), f(s.scratch, Access::write);
   }
 };
 
@@ -204,7 +226,8 @@ struct ExpertLinearBackwardInput {
   }
 };
 
-/// d_weight (+)= d_y^T x of each expert's rows; an expert without any has a gradient of 0.
+/// d_weight (+)= d_y^T x of each expert's rows, padding included, of which d_y or x must be 0 while
+/// the other is finite; an expert without any rows has a gradient of 0.
 struct ExpertLinearBackwardWeight {
   static constexpr const char* kName = "expert_linear_wgrad";
   View d_y;       // (R, O)
@@ -262,7 +285,17 @@ inline void check(const RouteBackward& a) {
   check_flat({a.d_weights}, DType::f32, a.logits.rows() * a.routing.choices);
   check_floats({a.d_logits});
   check_same_matrix({a.logits, a.d_logits});
-  if (a.balance) check_samples(a.balance, a.logits);
+  TESSERA_CHECK(a.terms.balance >= 0 && a.terms.z >= 0, "terms of {} and {}", a.terms.balance,
+                a.terms.z);
+  if (a.terms.balance > 0) check_samples(a.counts, a.logits);
+  if (a.terms) check_flat({a.scale}, DType::f32, 1);
+}
+
+inline void check(const CountChoices& a) {
+  check_flat({a.experts}, DType::i32, a.experts.elements());
+  check_flat({a.counts}, DType::i64, a.counts.elements());
+  TESSERA_CHECK(a.counts.elements() >= 1 && a.counts.elements() <= kMostExperts, "{} experts",
+                a.counts.elements());
 }
 
 inline void check(const ExpertLoad& a) {

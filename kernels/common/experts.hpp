@@ -90,6 +90,12 @@ TESSERA_INLINE void unweigh(const Routing& routing, const float* scores, const f
   }
 }
 
+/// The terms times `scale`, which is read only where there are any.
+TESSERA_INLINE RouterTerms scaled(const RouterTerms& terms, const float* scale) {
+  const float factor = terms.balance > 0 || terms.z > 0 ? *scale : 0.0F;
+  return {.balance = factor * terms.balance, .z = factor * terms.z};
+}
+
 /// What the squared logarithm of the sum of exponentials weighs in the gradient of each logit,
 /// times its softmax.
 TESSERA_INLINE float z_slope(float z, const RouteRow& row) {

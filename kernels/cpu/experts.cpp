@@ -38,6 +38,14 @@ void run(const ExpertLoad& a, const Context& context) {
                   [&](Range sixteens) { context.hot.expert_load(a, sixteens); });
 }
 
+void run(const CountChoices& a, const Context&) {
+  check(a);
+  check_experts_of(a.experts, a.counts.elements());
+  const auto* expert = a.experts.as<std::int32_t>();
+  auto* counts = a.counts.as<std::int64_t>();
+  for (std::int64_t i = 0; i < a.experts.elements(); ++i) ++counts[expert[i]];
+}
+
 void run(const Dispatch& a, const Context&) {
   check(a);
   const std::int64_t experts = a.begins.elements() - 1, copies = a.experts.elements();

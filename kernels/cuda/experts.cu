@@ -14,14 +14,15 @@ RouteRows rows_of_router(const View& logits, const View& stats, const View& expe
   return {.logits = rows_of<const float>(logits),
           .bias = nullptr,
           .d_weights = nullptr,
-          .balance = nullptr,
+          .counts = nullptr,
+          .scale = nullptr,
           .experts = experts.as<std::int32_t>(),
           .weights = nullptr,
           .stats = stats.as<float>(),
           .tokens = logits.rows(),
           .tokens_per_sample = logits.rows() / samples,
           .experts_of_all = static_cast<int>(logits.cols()),
-          .z = 0,
+          .terms = {},
           .routing = routing};
 }
 
@@ -52,11 +53,13 @@ void run(const Route& a, const Context& context) {
 
 void run(const RouteBackward& a, const Context& context) {
   check(a);
-  const std::int64_t samples = a.balance ? a.balance.rows() : 1;
+  const bool balance = a.terms.balance > 0;
+  const std::int64_t samples = balance ? a.counts.rows() : 1;
   RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, samples, a.routing);
   rows.d_weights = a.d_weights.as<float>();
-  rows.balance = floats_of(a.balance);
-  rows.z = a.z;
+  rows.counts = balance ? a.counts.as<float>() : nullptr;
+  rows.scale = floats_of(a.scale);
+  rows.terms = a.terms;
   with_type(a.d_logits.type, [&]<typename T>() {
     launch(on(context, a.kName, ceil_div(rows.tokens, kRouteWarps), kRouteThreads),
            route_backward_kernel<T>, rows, rows_of<T>(a.d_logits));
@@ -69,6 +72,14 @@ void run(const ExpertLoad& a, const Context& context) {
   const RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, samples, a.routing);
   launch(on(context, a.kName, samples * ceil_div(a.logits.cols(), kLoadExperts), kLoadThreads),
          expert_load_kernel, rows, rows_of<float>(a.counts), rows_of<float>(a.shares));
+}
+
+void run(const CountChoices& a, const Context& context) {
+  check(a);
+  const std::int64_t choices = a.experts.elements();
+  launch(on(context, a.kName, ceil_div(choices, kCountedByBlock), kCountThreads),
+         count_choices_kernel, a.experts.as<std::int32_t>(), choices,
+         static_cast<int>(a.counts.elements()), a.counts.as<std::int64_t>());
 }
 
 void run(const Dispatch& a, const Context& context) {

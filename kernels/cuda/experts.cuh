@@ -12,12 +12,12 @@ inline constexpr int kRouteWarps = 4, kRouteThreads = 32 * kRouteWarps;
 
 struct RouteRows {
   Rows<const float> logits;
-  const float *bias, *d_weights, *balance;  // or null
+  const float *bias, *d_weights, *counts, *scale;  // or null
   std::int32_t* experts;
   float *weights, *stats;
   std::int64_t tokens, tokens_per_sample;
   int experts_of_all;
-  float z;
+  RouterTerms terms;
   Routing routing;
 };
 
@@ -118,14 +118,15 @@ __global__ void __launch_bounds__(kRouteThreads, 8)
   const RouteRow row(a.routing.scores, a.stats + n * kRouteStats);
   float *d = all_d[warp], *scores = all_chosen[warp], *d_chosen = scores + kMostChoices;
 
-  const float* weighs =
-      a.balance == nullptr ? nullptr : a.balance + quotient(n, a.tokens_per_sample) * experts;
-  const float per_token = row.inverse_scores * (1.0F / static_cast<float>(a.tokens_per_sample));
+  const RouterTerms terms = scaled(a.terms, a.scale);
+  const float* counts =
+      a.counts == nullptr ? nullptr : a.counts + quotient(n, a.tokens_per_sample) * experts;
+  const float per_choice = row.inverse_scores * terms.balance;
   float mean = 0;
-  if (weighs != nullptr && !softmax)
-    mean = sum_over_experts(experts, [&](int e) { return weighs[e] * row.share(logits[e]); });
+  if (counts != nullptr && !softmax)
+    mean = sum_over_experts(experts, [&](int e) { return counts[e] * row.share(logits[e]); });
   for (int e = lane; e < experts; e += 32)
-    d[e] = weighs == nullptr ? 0.0F : (weighs[e] - mean) * per_token;
+    d[e] = counts == nullptr ? 0.0F : (counts[e] - mean) * per_choice;
   if (lane < choices) scores[lane] = row.score(logits[a.experts[n * choices + lane]]);
   __syncwarp();
   if (lane == 0) {
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kRouteThreads, 8)
   float of_all = 0;
   if (softmax)
     of_all = sum_over_experts(experts, [&](int e) { return row.softmax(logits[e]) * d[e]; });
-  const float z = z_slope(a.z, row);
+  const float z = z_slope(terms.z, row);
   for (int e = lane; e < experts; e += 32) {
     const float p = row.softmax(logits[e]), s = sigmoid(logits[e]);
     const float of_scores = softmax ? p * (d[e] - of_all) : s * (1.0F - s) * d[e];
@@ -178,6 +179,31 @@ inline __global__ void __launch_bounds__(kLoadThreads)
   for (int p = 0; p < kPoolParts; ++p) of_parts[p] = all_counts[p][lane];
   fold_parts(of_parts);
   counts[b][e] = of_parts[0];
+}
+
+inline constexpr int kCountThreads = 256, kCountedByBlock = 16 * kCountThreads;
+
+/// A block counts a piece of `n` choices in shared memory, then adds what it counted, as integers
+/// and so in any order. A choice that is none of the experts counts nowhere.
+inline __global__ void __launch_bounds__(kCountThreads)
+    count_choices_kernel(const std::int32_t* chosen, std::int64_t n, int experts,
+                         std::int64_t* counts) {
+  using Atomic = unsigned long long;
+  __shared__ std::int32_t of_block[kMostExperts];
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < experts; e += kCountThreads) of_block[e] = 0;
+  __syncthreads();
+  const std::int64_t begin = std::int64_t{blockIdx.x} * kCountedByBlock;
+  const std::int64_t end = n - begin < kCountedByBlock ? n : begin + kCountedByBlock;
+  for (std::int64_t i = begin + thread; i < end; i += kCountThreads) {
+    const std::int32_t e = chosen[i];
+    if (e >= 0 && e < experts) atomicAdd(&of_block[e], 1);
+  }
+  __syncthreads();
+  for (int e = thread; e < experts; e += kCountThreads) {
+    const std::int32_t count = of_block[e];
+    if (count > 0) atomicAdd(reinterpret_cast<Atomic*>(counts) + e, static_cast<Atomic>(count));
+  }
 }
 
 /// Where each expert's copies begin and end among those that are sorted; 0 of those without any.

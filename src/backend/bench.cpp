@@ -308,7 +308,9 @@ class Bench {
                weights = memory.zeros(DType::f32, {tokens, routing.choices}),
                place = memory.zeros(DType::i32, {tokens, routing.choices}),
                source = memory.zeros(DType::i32, {all}),
-               begins = memory.zeros(DType::i32, {count + 1});
+               begins = memory.zeros(DType::i32, {count + 1}),
+               load = memory.zeros(DType::f32, {2, m.samples, count});
+    const View counts = load.row_range(0, m.samples);
     // Each finds what those before it have written.
     row(Route{.logits = logits,
               .experts = chosen,
@@ -316,21 +318,24 @@ class Bench {
               .stats = stats,
               .routing = routing},
         text(logits));
+    row(ExpertLoad{.logits = logits,
+                   .stats = stats,
+                   .experts = chosen,
+                   .counts = counts,
+                   .shares = load.row_range(m.samples, m.samples),
+                   .routing = routing},
+        text(logits));
     row(RouteBackward{.logits = logits,
                       .stats = stats,
                       .experts = chosen,
                       .d_weights = weights,
+                      .counts = counts,
+                      .scale = memory.filled({1}, 1),
                       .d_logits = memory.zeros(DType::f32, {tokens, count}),
+                      .terms = {.balance = 1e-5F, .z = 1e-3F},
                       .routing = routing},
         text(logits));
-    const View load = memory.zeros(DType::f32, {2, m.samples, count});
-    row(ExpertLoad{.logits = logits,
-                   .stats = stats,
-                   .experts = chosen,
-                   .counts = load.row_range(0, m.samples),
-                   .shares = load.row_range(m.samples, m.samples),
-                   .routing = routing},
-        text(logits));
+    row(CountChoices{.experts = chosen, .counts = memory.zeros(DType::i64, {count})}, text(chosen));
     row(Dispatch{.experts = chosen, .place = place, .source = source, .begins = begins},
         text(chosen));
     const View x = memory.floats(type_, {tokens, columns}),

@@ -106,23 +106,24 @@ void route(const Route& a, Range rows) {
 
 namespace {
 
-/// Gradients of a row's scores: of balance, then of the chosen's weights.
-void score_gradients(const RouteBackward& a, const RouteRow& row, std::int64_t n, float* d_scores) {
+/// Gradients of a row's scores: of what `balance` weighs, then of the chosen's weights.
+void score_gradients(const RouteBackward& a, const RouteRow& row, float balance, std::int64_t n,
+                     float* d_scores) {
   const std::int64_t experts = columns_of(a.logits), choices = a.routing.choices;
   const float* logits = row_of<float>(a.logits, n);
-  if (a.balance.data == nullptr) {
+  if (a.terms.balance == 0) {
     std::memset(d_scores, 0, static_cast<std::size_t>(experts) * sizeof(float));
   } else {
-    const std::int64_t tokens = row_count(a.logits) / row_count(a.balance);
-    const float* weighs = reinterpret_cast<const float*>(a.balance.data) + n / tokens * experts;
+    const std::int64_t tokens = row_count(a.logits) / row_count(a.counts);
+    const float* counts = reinterpret_cast<const float*>(a.counts.data) + n / tokens * experts;
     const bool softmax = a.routing.scores == RouterScores::softmax;
-    const float per_token = row.inverse_scores * (1.0F / static_cast<float>(tokens));
+    const float per_choice = row.inverse_scores * balance;
     const float mean = softmax ? 0 : sum_over(experts, [&](std::int64_t e, std::int64_t count) {
-      return load(weighs + e, count) * row.share(load(logits + e, count));
+      return load(counts + e, count) * row.share(load(logits + e, count));
     });
     for_vectors(
         experts, [&](std::int64_t e, std::int64_t count) __attribute__((always_inline)) {
-          const Vec d = (load(weighs + e, count) - Vec(mean)) * Vec(per_token);
+          const Vec d = (load(counts + e, count) - Vec(mean)) * Vec(per_choice);
           store(d_scores + e, d, count);
         });
   }
@@ -140,19 +141,20 @@ void score_gradients(const RouteBackward& a, const RouteRow& row, std::int64_t n
 void route_backward(const RouteBackward& a, Range rows) {
   const std::int64_t experts = columns_of(a.logits);
   const bool softmax = a.routing.scores == RouterScores::softmax;
+  const RouterTerms terms = scaled(a.terms, reinterpret_cast<const float*>(a.scale.data));
   for (std::int64_t n = rows.begin; n < rows.end; ++n) {
     const float* logits = row_of<float>(a.logits, n);
     const RouteRow row(a.routing.scores,
                        reinterpret_cast<const float*>(a.stats.data) + n * kRouteStats);
     float d[kMostExperts];
-    score_gradients(a, row, n, d);
+    score_gradients(a, row, terms.balance, n, d);
     const float mean =
         softmax ? sum_over(experts,
                            [&](std::int64_t e, std::int64_t count) {
                              return row.softmax(load(logits + e, count)) * load(d + e, count);
                            })
                 : 0;
-    const float z = z_slope(a.z, row);
+    const float z = z_slope(terms.z, row);
     with_type(a.d_logits.type, [&]<typename T>() {
       for_vectors(
           experts, [&](std::int64_t e, std::int64_t count) __attribute__((always_inline)) {

@@ -178,29 +178,30 @@ TEST_F(BackEnds, AgreeOnPooling) {
 }
 
 // Also where experts, choices and groups are as many as there may be.
+struct Router {
+  std::int64_t experts;
+  Routing routing;
+};
+const std::vector<Router> kRouters = {
+    {8, {.choices = 2, .normalized = true}},
+    {40,
+     {.choices = 6,
+      .scores = RouterScores::sigmoid,
+      .normalized = true,
+      .scale = 2.5F,
+      .groups = 5,
+      .open_groups = 2,
+      .group_score = GroupScore::two_largest}},
+    {kMostExperts, {.choices = kMostChoices, .groups = kMostGroups, .open_groups = 7}},
+};
+
 TEST_F(BackEnds, AgreeOnExperts) {
-  struct Router {
-    std::int64_t experts;
-    Routing routing;
-  };
-  const std::vector<Router> routers = {
-      {8, {.choices = 2, .normalized = true}},
-      {40,
-       {.choices = 6,
-        .scores = RouterScores::sigmoid,
-        .normalized = true,
-        .scale = 2.5F,
-        .groups = 5,
-        .open_groups = 2,
-        .group_score = GroupScore::two_largest}},
-      {kMostExperts, {.choices = kMostChoices, .groups = kMostGroups, .open_groups = 7}},
-  };
   const std::int64_t samples = 2, tokens = 2 * 37, columns = 50;
-  for (const auto& [experts, routing] : routers) {
+  for (const auto& [experts, routing] : kRouters) {
     const auto logits = Tensor::random(DType::f32, {tokens, experts}, 1, 2),
                bias = Tensor::random(DType::f32, {experts}, 2, 0.1),
                d_weights = Tensor::random(DType::f32, {tokens, routing.choices}, 3),
-               balance = Tensor::random(DType::f32, {samples, experts}, 4),
+               scale = Tensor::random(DType::f32, {1}, 4),
                x = Tensor::random(DType::bf16, {tokens, columns}, 5);
     const auto run_all = [&](Device& device) {
       Outputs out;
@@ -212,6 +213,7 @@ TEST_F(BackEnds, AgreeOnExperts) {
       const View chosen = make(DType::i32, {tokens, choices}),
                  weights = make(DType::f32, {tokens, choices}),
                  stats = make(DType::f32, {tokens, kRouteStats}),
+                 counts = make(DType::f32, {samples, experts}),
                  place = make(DType::i32, {tokens, choices}), source = make(DType::i32, {rows}),
                  spread = make(DType::bf16, {rows, columns});
       run(device, Route{.logits = logits.view(),
@@ -220,19 +222,22 @@ TEST_F(BackEnds, AgreeOnExperts) {
                         .weights = weights,
                         .stats = stats,
                         .routing = routing});
+      run(device, ExpertLoad{.logits = logits.view(),
+                             .stats = stats,
+                             .experts = chosen,
+                             .counts = counts,
+                             .shares = make(DType::f32, {samples, experts}),
+                             .routing = routing});
       run(device, RouteBackward{.logits = logits.view(),
                                 .stats = stats,
                                 .experts = chosen,
                                 .d_weights = d_weights.view(),
-                                .balance = balance.view(),
+                                .counts = counts,
+                                .scale = scale.view(),
                                 .d_logits = make(DType::bf16, {tokens, experts}),
+                                .terms = {.balance = 0.01F, .z = 0.1F},
                                 .routing = routing});
-      run(device, ExpertLoad{.logits = logits.view(),
-                             .stats = stats,
-                             .experts = chosen,
-                             .counts = make(DType::f32, {samples, experts}),
-                             .shares = make(DType::f32, {samples, experts}),
-                             .routing = routing});
+      run(device, CountChoices{.experts = chosen, .counts = make(DType::i64, {experts})});
       run(device, Dispatch{.experts = chosen,
                            .place = place,
                            .source = source,

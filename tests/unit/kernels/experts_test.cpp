@@ -1,5 +1,5 @@
-// Mixtures of experts: choices, weights and their gradients, rows in the order of experts, and the
-// products of each expert's rows, against double.
+// Mixtures of experts: choices and how many each expert is, weights and their gradients, rows in
+// the order of experts, and the products of each expert's rows, against double.
 #include "kernels/api/experts.hpp"
 
 #include <algorithm>
@@ -90,16 +90,14 @@ struct Case {
                             .stats = stats.view(),
                             .routing = r.routing});
   }
-  void run_backward(Device& device, const Router& r, const Tensor& d_weights, const Tensor& balance,
-                    const Tensor& d_logits, float z = 0) const {
-    test::run(device, RouteBackward{.logits = logits.view(),
-                                    .stats = stats.view(),
-                                    .experts = experts.view(),
-                                    .d_weights = d_weights.view(),
-                                    .balance = balance.view(),
-                                    .d_logits = d_logits.view(),
-                                    .z = z,
-                                    .routing = r.routing});
+  /// Without terms.
+  RouteBackward backward(const Router& r, const Tensor& d_weights, const Tensor& d_logits) const {
+    return {.logits = logits.view(),
+            .stats = stats.view(),
+            .experts = experts.view(),
+            .d_weights = d_weights.view(),
+            .d_logits = d_logits.view(),
+            .routing = r.routing};
   }
   Numbers logits_of(std::int64_t n) const {
     Numbers row;
@@ -167,6 +165,19 @@ TEST(Route, ChoosesAndWeighsAsDoubleDoes) {
   });
 }
 
+Tensor one_number(double x) {
+  Tensor t(DType::f32, {1});
+  t.set(0, x);
+  return t;
+}
+
+/// Some number of choices for each expert, different ones from sample to sample.
+Tensor some_counts(std::int64_t samples, std::int64_t experts) {
+  Tensor counts(DType::f32, {samples, experts});
+  for (std::int64_t i = 0; i < counts.size(); ++i) counts.set(i, static_cast<double>(i * i % 13));
+  return counts;
+}
+
 // Where the scores of all that are chosen are 0 in f32, weights and gradients still are numbers.
 TEST(Route, LeavesNumbersOfScoresThatVanish) {
   for_devices([&](Device& device) {
@@ -178,10 +189,13 @@ TEST(Route, LeavesNumbersOfScoresThatVanish) {
         c.logits.set(r.experts + e, -200), c.logits.set(2 * r.experts + e, 200);
       }
       c.run(device, r);
-      const auto d_weights = Tensor::random(DType::f32, {3, r.routing.choices}, 3),
-                 balance = Tensor::random(DType::f32, {1, r.experts}, 4);
+      const auto d_weights = Tensor::random(DType::f32, {3, r.routing.choices}, 3);
+      const Tensor counts = some_counts(1, r.experts), scale = one_number(2);
       const Tensor d_logits(DType::f32, {3, r.experts});
-      c.run_backward(device, r, d_weights, balance, d_logits);
+      RouteBackward call = c.backward(r, d_weights, d_logits);
+      call.counts = counts.view(), call.scale = scale.view();
+      call.terms = {.balance = 1, .z = 0.25F};
+      run(device, call);
       for (const Tensor* t : std::initializer_list<const Tensor*>{&c.weights, &d_logits})
         EXPECT_TRUE(std::ranges::all_of(t->numbers(), [](double x) { return std::isfinite(x); }));
     }
@@ -214,20 +228,46 @@ TEST(Route, ChoosesDifferentExpertsWhateverLogitsAre) {
 }
 
 constexpr std::int64_t kTokensPerSample = 3;
+constexpr double kScale = 3;  // of the terms
 
-/// What a token adds to what is differentiated: weights, mean shares over the samples' tokens, and
-/// the squared logarithm.
-double objective(const Router& r, const std::vector<std::size_t>& chosen, const Numbers& d_weights,
-                 const Numbers& balance, double z, const Numbers& logits) {
-  const Routed row(r.routing, logits);
-  Numbers scores;
-  for (const std::size_t e : chosen) scores.push_back(row.scores[e]);
-  const Numbers weights = weights_of(r.routing, scores);
-  double all = z * row.lse * row.lse;
-  for (std::size_t k = 0; k < chosen.size(); ++k) all += d_weights[k] * weights[k];
-  for (std::size_t e = 0; e < balance.size(); ++e)
-    all += balance[e] * row.shares[e] / static_cast<double>(kTokensPerSample);
-  return all;
+/// Which gradient is computed, and what is minimised for a token of it: weights, and the terms.
+struct Objective {
+  const Router& router;
+  RouterTerms terms;
+  std::vector<std::size_t> chosen;
+  Numbers d_weights, counts;  // of the sample's choices
+
+  double operator()(const Numbers& logits) const {
+    const Routed row(router.routing, logits);
+    Numbers scores;
+    for (const std::size_t e : chosen) scores.push_back(row.scores[e]);
+    const Numbers weights = weights_of(router.routing, scores);
+    double balance = 0, all = kScale * static_cast<double>(terms.z) * row.lse * row.lse;
+    for (std::size_t k = 0; k < chosen.size(); ++k) all += d_weights[k] * weights[k];
+    for (std::size_t e = 0; e < counts.size(); ++e) balance += counts[e] * row.shares[e];
+    return all + kScale * static_cast<double>(terms.balance) * balance;
+  }
+  /// At least the sizes of all that is added up to a slope, where |lse| is at most 8.
+  double size() const {
+    double all = kScale * static_cast<double>(terms.z) * 2 * 8;
+    for (const double d : d_weights)
+      all += 2 * std::abs(d) * static_cast<double>(router.routing.scale);
+    for (const double count : counts)
+      all += 2 * kScale * static_cast<double>(terms.balance) * count;
+    return all;
+  }
+};
+
+Objective objective_of(const Router& r, const RouterTerms& terms, const Case& c, std::int64_t n,
+                       const Tensor& d_weights, const Tensor& counts) {
+  Objective o{r, terms, {}, {}, {}};
+  for (std::int64_t k = n * r.routing.choices; k < (n + 1) * r.routing.choices; ++k) {
+    o.chosen.push_back(static_cast<std::size_t>(c.experts[k]));
+    o.d_weights.push_back(d_weights[k]);
+  }
+  const std::int64_t first = n / kTokensPerSample * r.experts;
+  for (std::int64_t e = 0; e < r.experts; ++e) o.counts.push_back(counts[first + e]);
+  return o;
 }
 
 // By differences, whose error is about 1e-8 of the largest slope; what is computed errs by a few
@@ -235,41 +275,63 @@ double objective(const Router& r, const std::vector<std::size_t>& chosen, const 
 TEST(Route, GradientsAreThoseOfDifferences) {
   for_devices([](Device& device) {
     for (const Router& r : kRouters) {
-      SCOPED_TRACE(name_of(r));
-      const std::int64_t samples = 2, tokens = samples * kTokensPerSample,
-                         choices = r.routing.choices;
+      const std::int64_t samples = 2, tokens = samples * kTokensPerSample;
       Case c(r, tokens, 9, 1);
       c.run(device, r);
-      const auto d_weights = Tensor::random(DType::f32, {tokens, choices}, 3);
-      const auto balance = Tensor::random(DType::f32, {samples, r.experts}, 4);
-      Tensor d_logits(DType::f32, {tokens, r.experts}, 5);
-      const float z = 0.25F;
-      c.run_backward(device, r, d_weights, balance, d_logits, z);
-      for (std::int64_t n = 0; n < tokens; ++n) {
-        std::vector<std::size_t> chosen;
-        Numbers d, of_sample;
-        double size = 2 * static_cast<double>(z) * 8;
-        for (std::int64_t k = 0; k < choices; ++k) {
-          chosen.push_back(static_cast<std::size_t>(c.experts[n * choices + k]));
-          d.push_back(d_weights[n * choices + k]);
-          size += std::abs(d.back()) * static_cast<double>(r.routing.scale) * 2;
+      const auto d_weights = Tensor::random(DType::f32, {tokens, r.routing.choices}, 3);
+      const Tensor counts = some_counts(samples, r.experts), scale = one_number(kScale);
+      for (const RouterTerms terms :
+           {RouterTerms{}, {.balance = 0.03F}, {.z = 0.25F}, {.balance = 0.02F, .z = 0.125F}}) {
+        SCOPED_TRACE(fmt::format("{}, terms {} and {}", name_of(r), terms.balance, terms.z));
+        Tensor d_logits(DType::f32, {tokens, r.experts}, 5);
+        RouteBackward call = c.backward(r, d_weights, d_logits);
+        call.terms = terms;
+        if (terms.balance > 0) call.counts = counts.view();
+        if (terms) call.scale = scale.view();
+        run(device, call);
+        Numbers want, size;
+        for (std::int64_t n = 0; n < tokens; ++n) {
+          const Objective objective = objective_of(r, terms, c, n, d_weights, counts);
+          for (const double slope : numeric_gradient(objective, c.logits_of(n)))
+            want.push_back(slope), size.push_back(objective.size());
         }
-        for (std::int64_t e = 0; e < r.experts; ++e) {
-          of_sample.push_back(balance[n / kTokensPerSample * r.experts + e]);
-          size += 2 * std::abs(of_sample.back());
-        }
-        const Numbers want = numeric_gradient(
-            [&](const Numbers& x) {
-              return objective(r, chosen, d, of_sample, static_cast<double>(z), x);
-            },
-            c.logits_of(n));
         const double error = score_error(r.experts, 8) * 4 + 1e-7;
-        for (std::int64_t e = 0; e < r.experts; ++e)
-          EXPECT_NEAR(d_logits[n * r.experts + e], want[static_cast<std::size_t>(e)], error * size)
-              << "token " << n << ", expert " << e;
+        expect_within(
+            d_logits, want,
+            [&](std::int64_t i) { return error * size[static_cast<std::size_t>(i)]; }, "d_logits");
       }
     }
   });
+}
+
+// Without them a kernel would read what is not there.
+TEST(Route, RefusesTermsWithoutWhatTheyTake) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Router r = kRouters[2];
+  Case c(r, 4, 1);
+  c.run(*device, r);
+  const Tensor d_weights(DType::f32, {4, r.routing.choices}), d_logits(DType::f32, {4, r.experts});
+  const Tensor counts = some_counts(2, r.experts), scale = one_number(1);
+  const auto refused = [&](const RouterTerms& terms, const View& of_samples, const View& by) {
+    RouteBackward call = c.backward(r, d_weights, d_logits);
+    call.terms = terms, call.counts = of_samples, call.scale = by;
+    try {
+      run(*device, call);
+    } catch (const InternalError&) {
+      return true;
+    }
+    return false;
+  };
+  EXPECT_FALSE(refused({}, {}, {}));
+  EXPECT_FALSE(refused({.balance = 1, .z = 1}, counts.view(), scale.view()));
+  EXPECT_FALSE(refused({.z = 1}, {}, scale.view()));
+  EXPECT_TRUE(refused({.balance = 1}, {}, scale.view())) << "no counts";
+  EXPECT_TRUE(refused({.balance = 1}, counts.view(), {})) << "no scale";
+  EXPECT_TRUE(refused({.z = 1}, {}, {})) << "no scale";
+  EXPECT_TRUE(refused({.balance = -1}, counts.view(), scale.view())) << "below 0";
+  EXPECT_TRUE(refused({.z = -1}, {}, scale.view())) << "below 0";
+  EXPECT_TRUE(refused({.balance = 1}, some_counts(3, r.experts).view(), scale.view()))
+      << "3 samples of 4 tokens";
 }
 
 TEST(ExpertLoad, CountsChoicesAndMeansShares) {
@@ -323,6 +385,53 @@ Tensor random_choice(std::int64_t tokens, std::int64_t choices, std::int64_t exp
   return all;
 }
 
+struct Shape {
+  std::int64_t tokens, choices, experts;
+};
+const std::vector<Shape> kShapes = {{1, 1, 1}, {5, 1, 2}, {37, 2, 8}, {700, 3, 300}, {2500, 2, 5}};
+
+// Of the largest shape several blocks of a GPU count. Counts are exact where doubles are not.
+TEST(CountChoices, AddsHowManyChoicesEachExpertIs) {
+  for_devices([](Device& device) {
+    for (const auto& [tokens, choices, experts] : kShapes) {
+      SCOPED_TRACE(fmt::format("{} tokens to {} of {}", tokens, choices, experts));
+      const Tensor chosen = random_choice(tokens, choices, experts, 3);
+      const Tensor counts(DType::i64, {experts});
+      auto* count = counts.view().as<std::int64_t>();
+      std::vector<std::int64_t> want;
+      for (std::int64_t e = 0; e < experts; ++e)
+        want.push_back(count[e] = (std::int64_t{1} << 60) + 7 * e);
+      for (std::int64_t i = 0; i < chosen.size(); ++i) ++want[static_cast<std::size_t>(chosen[i])];
+      run(device, CountChoices{.experts = chosen.view(), .counts = counts.view()});
+      EXPECT_EQ(std::vector<std::int64_t>(count, count + experts), want);
+    }
+  });
+}
+
+// A GPU cannot refuse them, and counts them nowhere.
+TEST(CountChoices, RefusesExpertsThatThereAreNot) {
+  const std::int64_t experts = 5;
+  for (const double other : {-1.0, static_cast<double>(experts)}) {
+    Tensor chosen = random_choice(7, 2, experts, 3);
+    chosen.set(13, other);
+    for_cpu_devices([&](Device& device) {
+      const Tensor counts(DType::i64, {experts});
+      const CountChoices call{.experts = chosen.view(), .counts = counts.view()};
+      EXPECT_THROW(run(device, call), InternalError);
+      EXPECT_EQ(counts.numbers(), Numbers(experts)) << "counted before it refused";
+    });
+    if (gpu() == Gpu::none) continue;
+    Tensor counts(DType::i64, {experts + 2});
+    const View within = counts.view().range(1, experts);
+    run(*tessera::test::make_cuda_test_device(),
+        CountChoices{.experts = chosen.view(), .counts = within});
+    EXPECT_EQ(counts[0], 0);
+    EXPECT_EQ(counts[experts + 1], 0);
+    const Numbers all = counts.numbers();
+    EXPECT_EQ(std::accumulate(all.begin(), all.end(), 0.0), 13);
+  }
+}
+
 struct Dispatched {
   Dispatched(Device& device, const Tensor& chosen, std::int64_t count)
       : place(DType::i32, {chosen.view().rows(), chosen.view().cols()}),
@@ -337,11 +446,6 @@ struct Dispatched {
 
   Tensor place, source, begins;
 };
-
-struct Shape {
-  std::int64_t tokens, choices, experts;
-};
-const std::vector<Shape> kShapes = {{1, 1, 1}, {5, 1, 2}, {37, 2, 8}, {700, 3, 300}, {2500, 2, 5}};
 
 TEST(Dispatch, OrdersCopiesByExpertThenByToken) {
   for_devices([](Device& device) {

@@ -195,6 +195,7 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       Confusion{
           .logits = x.view(), .targets = targets.view(), .counts = output(DType::i64, {5, 5})});
   for (std::int64_t i = 0; i < rows; ++i) targets.set(i, i % 100);
+  run(device, CountChoices{.experts = ids.view(), .counts = output(DType::i64, {37})});
   run(device, ClassifyGradient{.logits = output_of(x),
                                .targets = targets.view(),
                                .lse = part_lse,
