@@ -3,6 +3,8 @@
 // N tokens, K choices of each, E experts.
 #pragma once
 
+#include <algorithm>
+
 #include "core/choices.hpp"
 #include "core/math.hpp"
 #include "kernels/api/linear.hpp"
@@ -98,35 +100,58 @@ struct ExpertLoad {
   }
 };
 
-/// counts[e] += how many choices are expert e.
+/// counts[e] += how many choices are expert e; dropped += how many of them are more than the
+/// `capacity` of an expert, which is what a Dispatch to all experts leaves without a row.
 struct CountChoices {
   static constexpr const char* kName = "count_choices";
-  View experts;  // (N, K) i32
-  View counts;   // (E) i64
+  View experts;               // (N, K) i32
+  View counts;                // (E) i64
+  View dropped;               // (1) i64, or absent
+  std::int64_t capacity = 0;  // 0: no limit
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.experts, Access::read), f(s.counts, Access::update), f(s.scratch, Access::write);
+    f(s.experts, Access::read), f(s.counts, Access::update), f(s.dropped, Access::update);
+    f(s.scratch, Access::write);
   }
 };
 
 /// Rows of an expert begin on multiples of this; those between are padding.
 inline constexpr std::int64_t kExpertRows = 16;
-/// Rows that hold `copies` of tokens wherever these go.
-constexpr std::int64_t expert_rows(std::int64_t copies, std::int64_t experts) {
-  return round_up(copies + experts * (kExpertRows - 1), kExpertRows);
+/// Rows that hold the copies of tokens which go to `own` experts, of at most `capacity` each (0: no
+/// limit), whatever is chosen.
+constexpr std::int64_t dispatched_rows(std::int64_t tokens, std::int64_t choices, std::int64_t own,
+                                       std::int64_t capacity = 0) {
+  const std::int64_t copies = tokens * std::min(choices, own);
+  const std::int64_t rows = round_up(copies + own * (kExpertRows - 1), kExpertRows);
+  if (capacity == 0) return rows;
+  return std::min(rows, own * round_up(std::min(capacity, tokens), kExpertRows));
 }
 
-/// The order of copies by expert, those of an expert in the order of tokens and choices.
+/// The order of copies by expert, those of an expert in the order of tokens and choices. Only
+/// copies that go to the own experts, G neighbours, have rows, and of an expert's only the first
+/// `capacity` (Fedus et al. 2021, Switch Transformer, section 2.2). A token's choices are different
+/// experts, as those of Route.
 struct Dispatch {
   static constexpr const char* kName = "dispatch";
-  View experts;  // (N, K) i32
-  View place;    // (N, K) i32: the row of each copy
-  View source;   // (R) i32, R = expert_rows(N K, E): which copy, n K + k, a row has; -1: none
-  View begins;   // (E + 1) i32: the first row of each expert, and behind the last
+  View experts;               // (N, K) i32
+  View place;                 // (N, K) i32: the row of each copy; -1: none
+  View source;                // (R) i32: which copy, n K + k, a row has; -1: none
+  View begins;                // (G + 1) i32: the first row of each own expert, and behind the last
+  std::int64_t first = 0;     // of the own experts
+  std::int64_t all = 0;       // E; 0: the own experts are all
+  std::int64_t capacity = 0;  // 0: no limit
   View scratch;
 
+  /// G.
+  std::int64_t own() const { return begins.elements() - 1; }
+  /// E.
+  std::int64_t experts_of_all() const { return all == 0 ? own() : all; }
+  /// R.
+  std::int64_t rows() const {
+    return dispatched_rows(experts.rows(), experts.cols(), own(), capacity);
+  }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.experts, Access::read), f(s.place, Access::write), f(s.source, Access::write);
@@ -152,13 +177,13 @@ struct SpreadRows {
   }
 };
 
-/// out[n] = the sum of the token's copies, times their weights if there are weights, in f32 and in
-/// the order of choices.
+/// out[n] = the sum of the token's copies that have a row, times their weights if there are
+/// weights, in f32 and in the order of choices.
 struct CombineRows {
   static constexpr const char* kName = "combine_rows";
   View rows;     // (R, C)
   View weights;  // (N, K) f32, or absent
-  View place;    // (N, K) i32
+  View place;    // (N, K) i32; -1: no row
   View out;      // (N, C), of the type of rows or f32
   View scratch;
 
@@ -169,12 +194,13 @@ struct CombineRows {
   }
 };
 
-/// dots[n, k] = x[n] . rows[place[n, k]]: the gradient of CombineRows' weights from that of `out`.
+/// dots[n, k] = x[n] . rows[place[n, k]], 0 of a copy without a row: the gradient of CombineRows'
+/// weights from that of `out`.
 struct RowDots {
   static constexpr const char* kName = "row_dots";
   View x;      // (N, C)
   View rows;   // (R, C)
-  View place;  // (N, K) i32
+  View place;  // (N, K) i32; -1: no row
   View dots;   // (N, K) f32
   View scratch;
 
@@ -186,7 +212,8 @@ struct RowDots {
 };
 
 /// y = x W^T for the rows of each expert, with its own of E matrices that lie behind one another.
-/// Rows behind the last expert's are not written. `copies`: rows that are no padding.
+/// Rows behind the last expert's are not written. `copies`: rows that are no padding, or how many
+/// of them are expected.
 struct ExpertLinear {
   static constexpr const char* kName = "expert_linear";
   View x;       // (R, I)
@@ -296,6 +323,8 @@ inline void check(const CountChoices& a) {
   check_flat({a.counts}, DType::i64, a.counts.elements());
   TESSERA_CHECK(a.counts.elements() >= 1 && a.counts.elements() <= kMostExperts, "{} experts",
                 a.counts.elements());
+  if (a.dropped) check_flat({a.dropped}, DType::i64, 1);
+  TESSERA_CHECK(a.capacity >= 0, "a capacity of {}", a.capacity);
 }
 
 inline void check(const ExpertLoad& a) {
@@ -306,11 +335,14 @@ inline void check(const ExpertLoad& a) {
 }
 
 inline void check(const Dispatch& a) {
-  const std::int64_t copies = a.experts.elements(), experts = a.begins.elements() - 1;
-  check_flat({a.experts, a.place}, DType::i32, copies);
-  TESSERA_CHECK(experts >= 1 && experts <= kMostExperts, "{} experts", experts);
-  check_flat({a.begins}, DType::i32, experts + 1);
-  check_flat({a.source}, DType::i32, expert_rows(copies, experts));
+  const std::int64_t own = a.own(), all = a.experts_of_all();
+  check_flat({a.experts, a.place}, DType::i32, a.experts.elements());
+  TESSERA_CHECK(own >= 1 && a.first >= 0 && a.first + own <= all && all <= kMostExperts &&
+                    a.experts.cols() <= all,
+                "{} experts from {} on, {} choices of {}", own, a.first, a.experts.cols(), all);
+  TESSERA_CHECK(a.capacity >= 0, "a capacity of {}", a.capacity);
+  check_flat({a.begins}, DType::i32, own + 1);
+  check_flat({a.source}, DType::i32, a.rows());
 }
 
 inline void check(const SpreadRows& a) {

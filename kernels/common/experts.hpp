@@ -90,6 +90,11 @@ TESSERA_INLINE void unweigh(const Routing& routing, const float* scores, const f
   }
 }
 
+/// How many of an expert's choices are more than its capacity; 0: no limit.
+TESSERA_INLINE std::int64_t beyond_capacity(std::int64_t choices, std::int64_t capacity) {
+  return capacity > 0 && choices > capacity ? choices - capacity : 0;
+}
+
 /// The terms times `scale`, which is read only where there are any.
 TESSERA_INLINE RouterTerms scaled(const RouterTerms& terms, const float* scale) {
   const float factor = terms.balance > 0 || terms.z > 0 ? *scale : 0.0F;

@@ -40,13 +40,13 @@ inline PlaceRows position_rows(const EmbedBackward& a) {
           .rows = a.d_position_table.extent(0)};
 }
 
-/// Of copies of tokens: the row of each is its expert.
+/// Of copies of tokens: the row of each is its expert among the own ones.
 inline PlaceRows rows_of_experts(const Dispatch& a) {
   return {.tokens = a.experts.as<std::int32_t>(),
           .documents = nullptr,
-          .first_token = 0,
+          .first_token = a.first,
           .tokens_per_sample = a.experts.elements(),
-          .rows = a.begins.elements() - 1};
+          .rows = a.own()};
 }
 
 }  // namespace tessera::kernels

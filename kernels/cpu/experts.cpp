@@ -2,6 +2,7 @@
 // expert's rows are made of pieces whose rows are powers of two, so that the library compiles few.
 #include <algorithm>
 
+#include "kernels/common/experts.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
@@ -43,26 +44,37 @@ void run(const CountChoices& a, const Context&) {
   check_experts_of(a.experts, a.counts.elements());
   const auto* expert = a.experts.as<std::int32_t>();
   auto* counts = a.counts.as<std::int64_t>();
-  for (std::int64_t i = 0; i < a.experts.elements(); ++i) ++counts[expert[i]];
+  std::int64_t here[kMostExperts] = {}, dropped = 0;
+  for (std::int64_t i = 0; i < a.experts.elements(); ++i) ++here[expert[i]];
+  for (std::int64_t e = 0; e < a.counts.elements(); ++e) {
+    counts[e] += here[e];
+    dropped += beyond_capacity(here[e], a.capacity);
+  }
+  if (a.dropped) *a.dropped.as<std::int64_t>() += dropped;
 }
 
 void run(const Dispatch& a, const Context&) {
   check(a);
-  const std::int64_t experts = a.begins.elements() - 1, copies = a.experts.elements();
-  check_experts_of(a.experts, experts);
+  const std::int64_t own = a.own(), copies = a.experts.elements();
+  const std::int64_t most = a.capacity == 0 ? copies : a.capacity;  // rows of an expert
+  check_experts_of(a.experts, a.experts_of_all());
   const auto* expert = a.experts.as<std::int32_t>();
   auto* begins = a.begins.as<std::int32_t>();
   auto* place = a.place.as<std::int32_t>();
   auto* source = a.source.as<std::int32_t>();
-  std::fill_n(begins, experts + 1, 0);
-  for (std::int64_t i = 0; i < copies; ++i) ++begins[expert[i] + 1];
-  for (std::int64_t e = 0; e < experts; ++e)
+  std::fill_n(begins, own + 1, 0);
+  for (std::int64_t i = 0; i < copies; ++i) {  // places among the rows of an expert
+    const std::int64_t e = expert[i] - a.first;
+    place[i] = e >= 0 && e < own && begins[e + 1] < most ? begins[e + 1]++ : -1;
+  }
+  for (std::int64_t e = 0; e < own; ++e)
     begins[e + 1] = begins[e] + static_cast<std::int32_t>(round_up(begins[e + 1], kExpertRows));
+  TESSERA_CHECK(begins[own] <= a.source.elements(), "{} rows of {}: a token has an expert twice",
+                begins[own], a.source.elements());
   std::fill_n(source, a.source.elements(), -1);
-  std::int32_t next[kMostExperts];
-  std::copy_n(begins, experts, next);
   for (std::int64_t i = 0; i < copies; ++i) {
-    place[i] = next[expert[i]]++;
+    if (place[i] < 0) continue;
+    place[i] += begins[expert[i] - a.first];
     source[place[i]] = static_cast<std::int32_t>(i);
   }
 }

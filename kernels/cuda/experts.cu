@@ -1,6 +1,8 @@
 // Mixtures of experts on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/experts.cuh"
 
+#include <algorithm>
+
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/expert_product.cuh"
 #include "kernels/cuda/map.cuh"
@@ -40,6 +42,19 @@ void with_types(DType operands, DType result, F&& f) {
 
 float* floats_of(const View& v) { return v ? v.as<float>() : nullptr; }
 
+/// Copies of tokens and their rows are counted in 32 bits.
+constexpr std::int64_t kMostCopies = 0x7fffffff;
+
+enum class Fill : std::uint8_t { zero = 0, minus_one = 0xff };  // in every byte
+
+void fill_words(const char* operation, std::int32_t* words, Fill with, std::int64_t count,
+                const Context& context) {
+  check_cuda(
+      cudaMemsetAsync(words, static_cast<int>(with),
+                      static_cast<std::size_t>(count * size_of(DType::i32)), context.queue.stream),
+      operation);
+}
+
 }  // namespace
 
 void run(const Route& a, const Context& context) {
@@ -76,27 +91,37 @@ void run(const ExpertLoad& a, const Context& context) {
 
 void run(const CountChoices& a, const Context& context) {
   check(a);
-  const std::int64_t choices = a.experts.elements();
+  const std::int64_t choices = a.experts.elements(), experts = a.counts.elements();
+  TESSERA_CHECK(choices <= kMostCopies, "{} choices", choices);
+  ChoiceCounts to{.counts = a.counts.as<std::int64_t>(),
+                  .dropped = nullptr,
+                  .here = nullptr,
+                  .capacity = a.capacity,
+                  .experts = static_cast<int>(experts)};
+  if (a.dropped) {
+    to.dropped = a.dropped.as<std::int64_t>();
+    to.here = reinterpret_cast<std::int32_t*>(a.scratch.data);
+    fill_words(a.kName, to.here, Fill::zero, experts, context);
+  }
   launch(on(context, a.kName, ceil_div(choices, kCountedByBlock), kCountThreads),
-         count_choices_kernel, a.experts.as<std::int32_t>(), choices,
-         static_cast<int>(a.counts.elements()), a.counts.as<std::int64_t>());
+         count_choices_kernel, a.experts.as<std::int32_t>(), choices, to);
 }
 
 void run(const Dispatch& a, const Context& context) {
   check(a);
-  const std::int64_t experts = a.begins.elements() - 1, copies = a.experts.elements();
-  TESSERA_CHECK(expert_rows(copies, experts) <= 0x7fffffff, "{} copies", copies);
-  const PlaceSort sort(copies, experts);
+  const std::int64_t own = a.own(), copies = a.experts.elements(), rows = a.source.elements();
+  const std::int64_t most = a.capacity == 0 ? copies : std::min(a.capacity, copies);
+  TESSERA_CHECK(copies <= kMostCopies && rows <= kMostCopies, "{} copies, {} rows", copies, rows);
+  const PlaceSort sort(copies, own);
   const Places sorted = sort_places(a.kName, a.scratch, sort, rows_of_experts(a), context);
   auto* behind_sort = reinterpret_cast<std::int32_t*>(a.scratch.data + sort.bytes());
-  const ExpertRuns runs{behind_sort, behind_sort + experts, static_cast<std::int32_t>(experts)};
-  const auto set = [&](void* to, int value, std::int64_t words) {
-    check_cuda(cudaMemsetAsync(to, value, static_cast<std::size_t>(words * size_of(DType::i32)),
-                               context.queue.stream),
-               a.kName);
-  };
-  set(runs.begins, 0, 2 * experts);
-  set(a.source.data, 0xff, a.source.elements());  // -1
+  const ExpertRuns runs{.begins = behind_sort,
+                        .ends = behind_sort + own,
+                        .experts = static_cast<std::int32_t>(own),
+                        .most = static_cast<std::int32_t>(most),
+                        .rows = static_cast<std::int32_t>(rows)};
+  fill_words(a.kName, runs.begins, Fill::zero, 2 * own, context);
+  fill_words(a.kName, a.source.as<std::int32_t>(), Fill::minus_one, rows, context);
   const std::int64_t blocks = ceil_div(copies, kRunThreads);
   launch(on(context, a.kName, blocks, kRunThreads), expert_runs_kernel, sorted.rows, copies, runs);
   launch(on(context, a.kName, 1, 1), expert_begins_kernel, runs, a.begins.as<std::int32_t>());

@@ -183,13 +183,26 @@ inline __global__ void __launch_bounds__(kLoadThreads)
 
 inline constexpr int kCountThreads = 256, kCountedByBlock = 16 * kCountThreads;
 
-/// A block counts a piece of `n` choices in shared memory, then adds what it counted, as integers
-/// and so in any order. A choice that is none of the experts counts nowhere.
-inline __global__ void __launch_bounds__(kCountThreads)
-    count_choices_kernel(const std::int32_t* chosen, std::int64_t n, int experts,
-                         std::int64_t* counts) {
+struct ChoiceCounts {
+  std::int64_t* counts;   // (E)
+  std::int64_t* dropped;  // or null
+  std::int32_t* here;     // (E), cleared before: choices of blocks that have added theirs; or null
+  std::int64_t capacity;
+  int experts;
+};
+
+__device__ __forceinline__ void add_count(std::int64_t* to, std::int64_t count) {
   using Atomic = unsigned long long;
+  atomicAdd(reinterpret_cast<Atomic*>(to), static_cast<Atomic>(count));
+}
+
+/// A block counts a piece of `n` choices in shared memory, then adds what it counted, as integers
+/// and so in any order: to `dropped` by how much more it makes the choices beyond capacity. A
+/// choice that is none of the experts counts nowhere.
+inline __global__ void __launch_bounds__(kCountThreads)
+    count_choices_kernel(const std::int32_t* chosen, std::int64_t n, ChoiceCounts to) {
   __shared__ std::int32_t of_block[kMostExperts];
+  const int experts = to.experts;
   const auto thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < experts; e += kCountThreads) of_block[e] = 0;
   __syncthreads();
@@ -202,14 +215,21 @@ inline __global__ void __launch_bounds__(kCountThreads)
   __syncthreads();
   for (int e = thread; e < experts; e += kCountThreads) {
     const std::int32_t count = of_block[e];
-    if (count > 0) atomicAdd(reinterpret_cast<Atomic*>(counts) + e, static_cast<Atomic>(count));
+    if (count == 0) continue;
+    add_count(to.counts + e, count);
+    if (to.dropped == nullptr) continue;
+    const std::int64_t before = atomicAdd(to.here + e, count);
+    const std::int64_t more =
+        beyond_capacity(before + count, to.capacity) - beyond_capacity(before, to.capacity);
+    if (more > 0) add_count(to.dropped, more);
   }
 }
 
 /// Where each expert's copies begin and end among those that are sorted; 0 of those without any.
 struct ExpertRuns {
-  std::int32_t *begins, *ends;  // (E), cleared before
-  std::int32_t experts;         // E
+  std::int32_t *begins, *ends;  // (G), cleared before
+  std::int32_t experts;         // G
+  std::int32_t most, rows;      // rows of an expert, and of all
 };
 
 inline constexpr int kRunThreads = 256;
@@ -219,17 +239,20 @@ inline __global__ void __launch_bounds__(kRunThreads)
   const std::int64_t i = std::int64_t{blockIdx.x} * kRunThreads + threadIdx.x;
   if (i >= n) return;
   const std::int32_t e = sorted[i];
-  if (e >= runs.experts) return;  // of no expert
+  if (e >= runs.experts) return;  // of no own expert
   if (i == 0 || sorted[i - 1] != e) runs.begins[e] = static_cast<std::int32_t>(i);
   if (i == n - 1 || sorted[i + 1] != e) runs.ends[e] = static_cast<std::int32_t>(i + 1);
 }
 
 /// begins[e]: the rows of all experts before e, each rounded up; by one thread, for they are few.
+/// There are no more than `rows` even where a token has an expert twice.
 inline __global__ void expert_begins_kernel(ExpertRuns runs, std::int32_t* begins) {
   std::int32_t row = 0;
   for (int e = 0; e < runs.experts; ++e) {
     begins[e] = row;
-    row += static_cast<std::int32_t>(round_up(runs.ends[e] - runs.begins[e], kExpertRows));
+    const std::int32_t copies = runs.ends[e] - runs.begins[e];
+    const std::int64_t taken = round_up(copies < runs.most ? copies : runs.most, kExpertRows);
+    row = taken < runs.rows - row ? row + static_cast<std::int32_t>(taken) : runs.rows;
   }
   begins[runs.experts] = row;
 }
@@ -240,10 +263,12 @@ inline __global__ void __launch_bounds__(kRunThreads)
   const std::int64_t i = std::int64_t{blockIdx.x} * kRunThreads + threadIdx.x;
   if (i >= n) return;
   const std::int32_t e = sorted.rows[i], copy = sorted.places[i];
+  place[copy] = -1;
   if (e >= runs.experts) return;
-  const std::int32_t row = begins[e] + static_cast<std::int32_t>(i) - runs.begins[e];
-  place[copy] = row;
-  source[row] = copy;
+  const std::int32_t of_expert = static_cast<std::int32_t>(i) - runs.begins[e];
+  if (of_expert >= runs.most || of_expert >= begins[e + 1] - begins[e]) return;
+  place[copy] = begins[e] + of_expert;
+  source[begins[e] + of_expert] = copy;
 }
 
 template <typename T>
@@ -281,8 +306,10 @@ struct CombineRun {
   __device__ __forceinline__ void operator()(std::int64_t n, std::int64_t c, int count) const {
     float sum[V] = {};
     for (std::int64_t k = n * choices; k < (n + 1) * choices; ++k) {
+      const std::int32_t row = place[k];
+      if (row < 0) continue;
       float v[V];
-      load(rows[place[k]] + c, count, wide, v);
+      load(rows[row] + c, count, wide, v);
       const float weight = weights == nullptr ? 1.0F : weights[k];
 #pragma unroll
       for (int i = 0; i < V; ++i) sum[i] = fmadd(weight, v[i], sum[i]);
@@ -293,7 +320,7 @@ struct CombineRun {
 
 inline constexpr int kDotWarps = 4, kDotThreads = 32 * kDotWarps;
 
-/// A warp has a copy.
+/// A warp has a copy, which may be without a row.
 template <typename T>
 __global__ void __launch_bounds__(kDotThreads)
     row_dots_kernel(Rows<T> x, Rows<T> rows, const std::int32_t* place, std::int64_t copies,
@@ -301,7 +328,12 @@ __global__ void __launch_bounds__(kDotThreads)
   constexpr int V = kRun<T>;
   const std::int64_t copy = std::int64_t{blockIdx.x} * kDotWarps + threadIdx.x / 32;
   if (copy >= copies) return;
-  const T *a = x[quotient(copy, choices)], *b = rows[place[copy]];
+  const std::int32_t row = place[copy];
+  if (row < 0) {
+    if (threadIdx.x % 32 == 0) dots[copy] = 0;
+    return;
+  }
+  const T *a = x[quotient(copy, choices)], *b = rows[row];
   float sum = 0;
   for (std::int64_t c = std::int64_t{threadIdx.x % 32} * V; c < columns; c += 32 * V) {
     const int count = columns - c < V ? static_cast<int>(columns - c) : V;

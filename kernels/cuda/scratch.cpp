@@ -114,9 +114,13 @@ std::int64_t scratch_bytes(const EmbedBackward& a) {
   return PlaceSort(a.tokens.elements(), a.d_token_table.extent(0)).bytes();
 }
 
+// The choices of this call alone, where what is beyond a capacity is wanted.
+std::int64_t scratch_bytes(const CountChoices& a) {
+  return a.dropped ? a.counts.elements() * size_of(DType::i32) : 0;
+}
+
 std::int64_t scratch_bytes(const Dispatch& a) {
-  const std::int64_t experts = a.begins.elements() - 1;
-  return PlaceSort(a.experts.elements(), experts).bytes() + 2 * experts * size_of(DType::i32);
+  return PlaceSort(a.experts.elements(), a.own()).bytes() + 2 * a.own() * size_of(DType::i32);
 }
 
 std::int64_t scratch_bytes(const Rope& a) {

@@ -301,7 +301,8 @@ class Bench {
     BenchMemory memory(tier_);
     const std::int64_t count = 8, tokens = m.samples * m.tokens, columns = m.columns;
     const Routing routing{.choices = 2, .normalized = true};
-    const std::int64_t copies = tokens * routing.choices, all = expert_rows(copies, count);
+    const std::int64_t copies = tokens * routing.choices,
+                       all = dispatched_rows(tokens, routing.choices, count);
     const View logits = memory.floats(DType::f32, {tokens, count}),
                stats = memory.zeros(DType::f32, {tokens, kRouteStats}),
                chosen = memory.zeros(DType::i32, {tokens, routing.choices}),

@@ -228,6 +228,7 @@ void combine_rows(const CombineRows& a, Range rows) {
             columns, [&](std::int64_t c, std::int64_t count) __attribute__((always_inline)) {
               Vec sum(0.0F);
               for (std::int64_t k = n * choices; k < (n + 1) * choices; ++k) {
+                if (places[k] < 0) continue;
                 const Vec x = load(row_of<T>(a.rows, places[k]) + c, count);
                 sum = fmadd(Vec(weights == nullptr ? 1.0F : weights[k]), x, sum);
               }
@@ -246,6 +247,10 @@ void row_dots(const RowDots& a, Range rows) {
     for (std::int64_t n = rows.begin; n < rows.end; ++n) {
       const T* x = row_of<T>(a.x, n);
       for (std::int64_t k = n * choices; k < (n + 1) * choices; ++k) {
+        if (places[k] < 0) {
+          dots[k] = 0;
+          continue;
+        }
         const T* y = row_of<T>(a.rows, places[k]);
         Vec sum(0.0F);
         for_vectors(

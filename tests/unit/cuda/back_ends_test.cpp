@@ -209,13 +209,11 @@ TEST_F(BackEnds, AgreeOnExperts) {
         out.emplace_back(type, std::move(shape));
         return out.back().view();
       };
-      const std::int64_t choices = routing.choices, rows = expert_rows(tokens * choices, experts);
+      const std::int64_t choices = routing.choices;
       const View chosen = make(DType::i32, {tokens, choices}),
                  weights = make(DType::f32, {tokens, choices}),
                  stats = make(DType::f32, {tokens, kRouteStats}),
-                 counts = make(DType::f32, {samples, experts}),
-                 place = make(DType::i32, {tokens, choices}), source = make(DType::i32, {rows}),
-                 spread = make(DType::bf16, {rows, columns});
+                 counts = make(DType::f32, {samples, experts}), dropped = make(DType::i64, {1});
       run(device, Route{.logits = logits.view(),
                         .bias = bias.view(),
                         .experts = chosen,
@@ -238,19 +236,33 @@ TEST_F(BackEnds, AgreeOnExperts) {
                                 .terms = {.balance = 0.01F, .z = 0.1F},
                                 .routing = routing});
       run(device, CountChoices{.experts = chosen, .counts = make(DType::i64, {experts})});
-      run(device, Dispatch{.experts = chosen,
-                           .place = place,
-                           .source = source,
-                           .begins = make(DType::i32, {experts + 1})});
-      run(device, SpreadRows{.x = x.view(),
-                             .weights = weights,
+      run(device, CountChoices{.experts = chosen,
+                               .counts = make(DType::i64, {experts}),
+                               .dropped = dropped,
+                               .capacity = 5});
+      EXPECT_GT(*dropped.as<std::int64_t>(), 0);
+      for (const auto& [own, capacity] :
+           {std::pair{Range{0, experts}, 0}, {Range{experts / 4, experts / 2}, 5}}) {
+        const std::int64_t rows = dispatched_rows(tokens, choices, own.count(), capacity);
+        const View place = make(DType::i32, {tokens, choices}), source = make(DType::i32, {rows}),
+                   spread = make(DType::bf16, {rows, columns});
+        run(device, Dispatch{.experts = chosen,
+                             .place = place,
                              .source = source,
-                             .rows = spread,
-                             .choices = choices});
-      run(device, CombineRows{.rows = spread,
-                              .weights = weights,
-                              .place = place,
-                              .out = make(DType::f32, {tokens, columns})});
+                             .begins = make(DType::i32, {own.count() + 1}),
+                             .first = own.begin,
+                             .all = experts,
+                             .capacity = capacity});
+        run(device, SpreadRows{.x = x.view(),
+                               .weights = weights,
+                               .source = source,
+                               .rows = spread,
+                               .choices = choices});
+        run(device, CombineRows{.rows = spread,
+                                .weights = weights,
+                                .place = place,
+                                .out = make(DType::f32, {tokens, columns})});
+      }
       return out;
     };
     expect_same_bits(run_all, fmt::format("{} of {} experts", routing.choices, experts));

@@ -3,6 +3,7 @@
 #include "kernels/api/experts.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 
@@ -408,6 +409,42 @@ TEST(CountChoices, AddsHowManyChoicesEachExpertIs) {
   });
 }
 
+/// How many choices each expert is.
+std::vector<std::int64_t> loads_of(const Tensor& chosen, std::int64_t experts) {
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(experts));
+  for (std::int64_t i = 0; i < chosen.size(); ++i) ++loads[static_cast<std::size_t>(chosen[i])];
+  return loads;
+}
+
+// Whatever was counted before: the capacity is that of each call.
+TEST(CountChoices, AddsHowManyAreBeyondCapacity) {
+  for_devices([](Device& device) {
+    for (const auto& [tokens, choices, experts] : kShapes) {
+      const Tensor chosen = random_choice(tokens, choices, experts, 3);
+      const std::vector<std::int64_t> loads = loads_of(chosen, experts);
+      const std::int64_t most = std::ranges::max(loads);
+      for (const std::int64_t capacity : {std::int64_t{0}, std::int64_t{1}, most - 1, most}) {
+        SCOPED_TRACE(
+            fmt::format("{} tokens to {} of {}, {} each", tokens, choices, experts, capacity));
+        const Tensor counts(DType::i64, {experts}), dropped(DType::i64, {1});
+        auto& all = *dropped.view().as<std::int64_t>();
+        std::int64_t want = all = (std::int64_t{1} << 60) + 7;
+        for (int call = 0; call < 2; ++call) {
+          run(device, CountChoices{.experts = chosen.view(),
+                                   .counts = counts.view(),
+                                   .dropped = dropped.view(),
+                                   .capacity = capacity});
+          for (const std::int64_t load : loads)
+            want += capacity > 0 ? std::max<std::int64_t>(load - capacity, 0) : 0;
+          EXPECT_EQ(all, want);
+        }
+        for (std::int64_t e = 0; e < experts; ++e)
+          EXPECT_EQ(counts[e], 2.0 * static_cast<double>(loads[static_cast<std::size_t>(e)]));
+      }
+    }
+  });
+}
+
 // A GPU cannot refuse them, and counts them nowhere.
 TEST(CountChoices, RefusesExpertsThatThereAreNot) {
   const std::int64_t experts = 5;
@@ -432,17 +469,45 @@ TEST(CountChoices, RefusesExpertsThatThereAreNot) {
   }
 }
 
+/// Which experts have rows, `own` neighbours, and how many rows at most; 0: no limit.
+struct Part {
+  std::int64_t first, own, capacity = 0;
+};
+std::string name_of(const Part& p) {
+  return fmt::format("experts {} to {}, {} rows each", p.first, p.first + p.own - 1, p.capacity);
+}
+
+/// All experts and some in the middle, without limit, and with capacities around the largest load
+/// and around where padding begins.
+std::vector<Part> parts_of(const Tensor& chosen, std::int64_t experts) {
+  const std::int64_t most = std::ranges::max(loads_of(chosen, experts)), first = experts / 3,
+                     own = (experts + 2) / 3;
+  std::vector<Part> parts;
+  for (const std::int64_t capacity :
+       {std::int64_t{0}, std::int64_t{1}, most - 1, most, most + 1, kExpertRows, kExpertRows + 1}) {
+    parts.push_back({0, experts, capacity});
+    parts.push_back({first, own, capacity});
+  }
+  return parts;
+}
+
 struct Dispatched {
-  Dispatched(Device& device, const Tensor& chosen, std::int64_t count)
+  Dispatched(Device& device, const Tensor& chosen, std::int64_t experts, const Part& part)
       : place(DType::i32, {chosen.view().rows(), chosen.view().cols()}),
-        source(DType::i32, {expert_rows(chosen.size(), count)}),
-        begins(DType::i32, {count + 1}) {
+        source(DType::i32, {dispatched_rows(chosen.view().rows(), chosen.view().cols(), part.own,
+                                            part.capacity)}),
+        begins(DType::i32, {part.own + 1}) {
     run(device, Dispatch{.experts = chosen.view(),
                          .place = place.view(),
                          .source = source.view(),
-                         .begins = begins.view()});
+                         .begins = begins.view(),
+                         .first = part.first,
+                         .all = experts,
+                         .capacity = part.capacity});
   }
   std::int64_t begin(std::int64_t e) const { return static_cast<std::int64_t>(begins[e]); }
+  /// -1: none.
+  std::int64_t row(std::int64_t copy) const { return static_cast<std::int64_t>(place[copy]); }
 
   Tensor place, source, begins;
 };
@@ -450,108 +515,340 @@ struct Dispatched {
 TEST(Dispatch, OrdersCopiesByExpertThenByToken) {
   for_devices([](Device& device) {
     for (const auto& [tokens, choices, experts] : kShapes) {
-      SCOPED_TRACE(fmt::format("{} tokens to {} of {}", tokens, choices, experts));
       const Tensor chosen = random_choice(tokens, choices, experts, 1);
-      const Dispatched d(device, chosen, experts);
-      std::int64_t row = 0;
-      for (std::int64_t e = 0; e < experts; ++e) {
-        ASSERT_EQ(d.begin(e), row);
-        for (std::int64_t i = 0; i < chosen.size(); ++i) {
-          if (chosen[i] != static_cast<double>(e)) continue;
-          ASSERT_EQ(d.place[i], static_cast<double>(row)) << "copy " << i;
-          ASSERT_EQ(d.source[row], static_cast<double>(i)) << "row " << row;
-          ++row;
+      for (const Part& part : parts_of(chosen, experts)) {
+        SCOPED_TRACE(
+            fmt::format("{} tokens to {} of {}, {}", tokens, choices, experts, name_of(part)));
+        const Dispatched d(device, chosen, experts, part);
+        Numbers place(static_cast<std::size_t>(chosen.size()), -1);
+        std::int64_t row = 0;
+        for (std::int64_t e = 0; e < part.own; ++e) {
+          ASSERT_EQ(d.begin(e), row);
+          for (std::int64_t i = 0; i < chosen.size(); ++i) {
+            const bool full = part.capacity > 0 && row - d.begin(e) == part.capacity;
+            if (chosen[i] != static_cast<double>(part.first + e) || full) continue;
+            place[static_cast<std::size_t>(i)] = static_cast<double>(row);
+            ASSERT_EQ(d.source[row], static_cast<double>(i)) << "row " << row;
+            ++row;
+          }
+          for (; row % kExpertRows != 0; ++row) ASSERT_EQ(d.source[row], -1) << "row " << row;
         }
-        for (; row % kExpertRows != 0; ++row) ASSERT_EQ(d.source[row], -1) << "row " << row;
+        ASSERT_EQ(d.begin(part.own), row);
+        for (; row < d.source.size(); ++row) ASSERT_EQ(d.source[row], -1) << "row " << row;
+        ASSERT_EQ(d.place.numbers(), place);
       }
-      ASSERT_EQ(d.begin(experts), row);
-      for (; row < d.source.size(); ++row) ASSERT_EQ(d.source[row], -1) << "row " << row;
     }
   });
+}
+
+TEST(Dispatch, LeavesWithoutRowsWhatIsCountedAsDropped) {
+  for_devices([](Device& device) {
+    for (const auto& [tokens, choices, experts] : kShapes) {
+      const Tensor chosen = random_choice(tokens, choices, experts, 1);
+      for (const Part& part : parts_of(chosen, experts)) {
+        if (part.own < experts) continue;
+        SCOPED_TRACE(fmt::format("{} tokens, {}", tokens, name_of(part)));
+        const Numbers places = Dispatched(device, chosen, experts, part).place.numbers();
+        const Tensor counts(DType::i64, {experts}), dropped(DType::i64, {1});
+        run(device, CountChoices{.experts = chosen.view(),
+                                 .counts = counts.view(),
+                                 .dropped = dropped.view(),
+                                 .capacity = part.capacity});
+        EXPECT_EQ(dropped[0], static_cast<double>(std::ranges::count(places, -1.0)));
+      }
+    }
+  });
+}
+
+TEST(Dispatch, HasRowsForWhateverIsChosen) {
+  EXPECT_EQ(dispatched_rows(10, 2, 8), 144) << "20 copies, 15 rows of padding for each expert";
+  EXPECT_EQ(dispatched_rows(10, 2, 1), 32) << "no token has an expert twice";
+  EXPECT_EQ(dispatched_rows(1000, 2, 8, 32), 256);
+  EXPECT_EQ(dispatched_rows(1000, 2, 8, 33), 8 * 48);
+  EXPECT_EQ(dispatched_rows(10, 2, 8, 1), 128);
+  EXPECT_EQ(dispatched_rows(10, 2, 8, 1000), 128) << "ten copies at most of each expert";
+  EXPECT_EQ(dispatched_rows(100, 1, 8, 100), dispatched_rows(100, 1, 8));
+  // As many rows as there may be: each token has both of the own experts.
+  const std::int64_t tokens = 17;
+  Tensor chosen(DType::i32, {tokens, 3});
+  for (std::int64_t n = 0; n < tokens; ++n)
+    chosen.set(3 * n, 4), chosen.set(3 * n + 1, 0), chosen.set(3 * n + 2, 5);
+  for_devices([&](Device& device) {
+    for (const std::int64_t capacity : {0, 16, 17}) {
+      const Dispatched d(device, chosen, 7, {4, 2, capacity});
+      EXPECT_EQ(d.begin(2), capacity == 16 ? 32 : 64);
+      EXPECT_EQ(d.source.size(), capacity == 16 ? 32 : 64);
+    }
+  });
+}
+
+/// A call of two tokens to two of five experts, of which two are own from `first` on.
+struct SmallDispatch {
+  explicit SmallDispatch(const std::array<double, 4>& chosen)
+      : experts(DType::i32, {2, 2}),
+        place(DType::i32, {2, 2}),
+        source(DType::i32, {64}),
+        begins(DType::i32, {3}) {
+    for (std::int64_t i = 0; i < 4; ++i) experts.set(i, chosen[static_cast<std::size_t>(i)]);
+  }
+  Dispatch call(std::int64_t first = 1) const {
+    return {.experts = experts.view(),
+            .place = place.view(),
+            .source = source.view().range(0, 48),
+            .begins = begins.view(),
+            .first = first,
+            .all = 5};
+  }
+
+  Tensor experts, place, source, begins;
+};
+
+TEST(Dispatch, RefusesExpertsThatThereAreNot) {
+  for (const double other : {-1.0, 5.0}) {
+    const SmallDispatch d({1, 2, 4, other});
+    for_cpu_devices([&](Device& device) { EXPECT_THROW(run(device, d.call()), InternalError); });
+    if (gpu() == Gpu::none) continue;
+    run(*tessera::test::make_cuda_test_device(), d.call());  // cannot refuse: they have no row
+    EXPECT_EQ(d.place.numbers(), (Numbers{0, 16, -1, -1}));
+  }
+  const SmallDispatch d({1, 2, 4, 0});
+  for_devices([&](Device& device) {
+    run(device, d.call());
+    EXPECT_EQ(d.place.numbers(), (Numbers{0, 16, -1, -1}));
+    EXPECT_THROW(run(device, d.call(4)), InternalError) << "experts 4 and 5 of 5";
+    EXPECT_THROW(run(device, d.call(-1)), InternalError) << "experts -1 and 0";
+    Dispatch limited = d.call();
+    limited.capacity = -1;
+    EXPECT_THROW(run(device, limited), InternalError) << "a capacity of -1";
+    limited.capacity = 16;
+    EXPECT_THROW(run(device, limited), InternalError) << "16 more rows than there may be";
+  });
+}
+
+// Rows are too few for an expert that is chosen twice by all tokens.
+TEST(Dispatch, WritesNoRowsThatThereAreNot) {
+  const std::int64_t tokens = 40, rows = dispatched_rows(tokens, 2, 1);
+  const Tensor chosen(DType::i32, {tokens, 2}), place(DType::i32, {tokens, 2}),
+      begins(DType::i32, {2});
+  ASSERT_LT(rows, 2 * tokens);
+  const auto dispatch = [&](Device& device) {
+    const Tensor source(DType::i32, {rows + 64});
+    run(device, Dispatch{.experts = chosen.view(),
+                         .place = place.view(),
+                         .source = source.view().range(0, rows),
+                         .begins = begins.view(),
+                         .all = 2});
+    for (std::int64_t r = 0; r < source.size(); ++r)
+      EXPECT_EQ(source[r], r < rows ? static_cast<double>(r) : 0.0);
+    EXPECT_EQ(begins[1], static_cast<double>(rows));
+    for (std::int64_t i = 0; i < place.size(); ++i)
+      EXPECT_EQ(place[i], i < rows ? static_cast<double>(i) : -1.0);
+  };
+  for_cpu_devices([&](Device& device) { EXPECT_THROW(dispatch(device), InternalError); });
+  if (gpu() != Gpu::none) dispatch(*tessera::test::make_cuda_test_device());
+}
+
+/// Rows of copies behind one that nobody may read, which a place of -1 would name; they are not a
+/// number where there is no copy.
+class CopyRows {
+ public:
+  CopyRows(DType type, std::int64_t rows, std::int64_t columns, std::int64_t gap)
+      : all_(type, {rows + 1, columns}, gap) {
+    for (std::int64_t c = 0; c < columns; ++c) all_.set(c, kNan);
+  }
+  void spoil_padding(const Tensor& source) {
+    for (std::int64_t i = 0; i < source.size() * columns(); ++i)
+      if (source[i / columns()] < 0) all_.set(columns() + i, kNan);
+  }
+  View view() const { return all_.view().row_range(1, all_.view().rows() - 1); }
+  std::int64_t size() const { return all_.size() - columns(); }
+  double operator[](std::int64_t i) const { return all_[columns() + i]; }
+  bool gaps_intact() const { return all_.gaps_intact(); }
+
+ private:
+  static constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  std::int64_t columns() const { return all_.view().cols(); }
+  Tensor all_;
+};
+
+/// Weights of copies; not a number of those without a row.
+Tensor copy_weights(const Dispatched& d) {
+  auto weights = Tensor::random(DType::f32, {d.place.view().rows(), d.place.view().cols()}, 4);
+  for (std::int64_t i = 0; i < weights.size(); ++i)
+    if (d.row(i) < 0) weights.set(i, std::numeric_limits<double>::quiet_NaN());
+  return weights;
+}
+
+/// Tokens and their copies, as what is made of them is checked against double. `weights`: or null.
+struct Copies {
+  const Tensor& x;  // (N, C)
+  const Tensor* weights;
+  const Dispatched& to;
+
+  std::int64_t columns() const { return x.view().cols(); }
+  std::int64_t choices() const { return to.place.view().cols(); }
+  View by() const { return weights == nullptr ? View() : weights->view(); }
+  double weight(std::int64_t copy) const { return weights == nullptr ? 1 : (*weights)[copy]; }
+};
+
+CopyRows expect_spread(Device& device, const Copies& c) {
+  const DType type = c.x.view().type;
+  CopyRows rows(type, c.to.source.size(), c.columns(), 5);
+  run(device, SpreadRows{.x = c.x.view(),
+                         .weights = c.by(),
+                         .source = c.to.source.view(),
+                         .rows = rows.view(),
+                         .choices = c.choices()});
+  for (std::int64_t i = 0; i < rows.size(); ++i) {
+    const auto copy = static_cast<std::int64_t>(c.to.source[i / c.columns()]);
+    const double w =
+        copy < 0 ? 0 : c.x[copy / c.choices() * c.columns() + i % c.columns()] * c.weight(copy);
+    EXPECT_NEAR(rows[i], w, 0x1p-24 * std::abs(w) + write_error(type, w)) << "rows[" << i << "]";
+  }
+  EXPECT_TRUE(rows.gaps_intact()) << "wrote between rows";
+  return rows;
+}
+
+// Of rows as they are: K terms, each rounded once with the sum so far.
+void expect_combined(Device& device, const Copies& c, const CopyRows& rows) {
+  const DType type = c.x.view().type;
+  for (const DType out_type : std::set{type, DType::f32}) {
+    const Tensor out(out_type, {c.x.view().rows(), c.columns()}, 1);
+    run(device,
+        CombineRows{
+            .rows = rows.view(), .weights = c.by(), .place = c.to.place.view(), .out = out.view()});
+    Numbers sums(static_cast<std::size_t>(out.size())), sizes = sums;
+    for (std::int64_t i = 0; i < out.size(); ++i) {
+      for (std::int64_t k = 0; k < c.choices(); ++k) {
+        const std::int64_t copy = i / c.columns() * c.choices() + k;
+        if (c.to.row(copy) < 0) continue;
+        const double term = rows[c.to.row(copy) * c.columns() + i % c.columns()] * c.weight(copy);
+        sums[static_cast<std::size_t>(i)] += term;
+        sizes[static_cast<std::size_t>(i)] += std::abs(term);
+      }
+    }
+    expect_within(
+        out, sums,
+        [&](std::int64_t i) {
+          const auto at = static_cast<std::size_t>(i);
+          const double error = 0x1p-24 * static_cast<double>(c.choices() + 1) * sizes[at];
+          return error + write_error(out_type, std::abs(sums[at]) + error);
+        },
+        "out");
+  }
+}
+
+void expect_dots(Device& device, const Copies& c, const CopyRows& rows) {
+  const Tensor dots(DType::f32, {c.x.view().rows(), c.choices()});
+  run(device,
+      RowDots{
+          .x = c.x.view(), .rows = rows.view(), .place = c.to.place.view(), .dots = dots.view()});
+  Numbers products, sizes;
+  for (std::int64_t copy = 0; copy < dots.size(); ++copy) {
+    double sum = 0, size = 0;
+    for (std::int64_t i = 0; i < c.columns() && c.to.row(copy) >= 0; ++i) {
+      const double term =
+          c.x[copy / c.choices() * c.columns() + i] * rows[c.to.row(copy) * c.columns() + i];
+      sum += term, size += std::abs(term);
+    }
+    products.push_back(sum), sizes.push_back(size);
+  }
+  expect_within(
+      dots, products,
+      [&](std::int64_t i) {
+        return 0x1p-24 * (sum_depth(c.columns()) + 1) * sizes[static_cast<std::size_t>(i)];
+      },
+      "dots");
 }
 
 TEST(Dispatch, RowsAreSpreadCombinedAndMultiplied) {
   for_devices_and_types([](Device& device, DType type) {
     for (const auto& [tokens, choices, experts] :
          {Shape{1, 1, 1}, Shape{37, 2, 8}, Shape{70, 5, 9}}) {
-      for (const std::int64_t columns : {1, 17, 96}) {
-        SCOPED_TRACE(fmt::format("{} tokens of {}", tokens, columns));
-        const Dispatched d(device, random_choice(tokens, choices, experts, 2), experts);
-        const auto x = Tensor::random(type, {tokens, columns}, 3, 1, 3);
-        const auto weights = Tensor::random(DType::f32, {tokens, choices}, 4);
-        for (const bool weighted : {false, true}) {
-          const View by = weighted ? weights.view() : View();
-          Tensor rows(type, {d.source.size(), columns}, 5);
-          run(device, SpreadRows{.x = x.view(),
-                                 .weights = by,
-                                 .source = d.source.view(),
-                                 .rows = rows.view(),
-                                 .choices = choices});
-          Numbers want;
-          for (std::int64_t i = 0; i < rows.size(); ++i) {
-            const auto copy = static_cast<std::int64_t>(d.source[i / columns]);
-            want.push_back(copy < 0 ? 0
-                                    : x[copy / choices * columns + i % columns] *
-                                          (weighted ? weights[copy] : 1));
+      const Tensor chosen = random_choice(tokens, choices, experts, 2);
+      for (const Part& part : {Part{0, experts}, Part{experts / 3, (experts + 2) / 3},
+                               Part{0, experts, 5}, Part{experts / 3, (experts + 2) / 3, 5}}) {
+        const Dispatched d(device, chosen, experts, part);
+        const Tensor weights = copy_weights(d);
+        for (const std::int64_t columns : {1, 17, 96}) {
+          SCOPED_TRACE(fmt::format("{} tokens of {}, {}", tokens, columns, name_of(part)));
+          const auto x = Tensor::random(type, {tokens, columns}, 3, 1, 3);
+          for (const Tensor* by : {static_cast<const Tensor*>(nullptr), &weights}) {
+            const Copies copies{x, by, d};
+            CopyRows rows = expect_spread(device, copies);
+            rows.spoil_padding(d.source);
+            expect_combined(device, copies, rows);
+            expect_dots(device, copies, rows);
           }
-          expect_within(
-              rows, want,
-              [&](std::int64_t i) {
-                const double w = want[static_cast<std::size_t>(i)];
-                return 0x1p-24 * std::abs(w) + write_error(type, w);
-              },
-              "rows");
-
-          // Of rows as they are: K terms, each rounded once with the sum so far.
-          for (const DType out_type : std::set{type, DType::f32}) {
-            Tensor out(out_type, {tokens, columns}, 1);
-            run(device, CombineRows{.rows = rows.view(),
-                                    .weights = by,
-                                    .place = d.place.view(),
-                                    .out = out.view()});
-            Numbers sums(static_cast<std::size_t>(out.size())), sizes = sums;
-            for (std::int64_t i = 0; i < out.size(); ++i) {
-              for (std::int64_t k = 0; k < choices; ++k) {
-                const std::int64_t copy = i / columns * choices + k;
-                const double term =
-                    rows[static_cast<std::int64_t>(d.place[copy]) * columns + i % columns] *
-                    (weighted ? weights[copy] : 1);
-                sums[static_cast<std::size_t>(i)] += term;
-                sizes[static_cast<std::size_t>(i)] += std::abs(term);
-              }
-            }
-            expect_within(
-                out, sums,
-                [&](std::int64_t i) {
-                  const auto at = static_cast<std::size_t>(i);
-                  const double error = 0x1p-24 * static_cast<double>(choices + 1) * sizes[at];
-                  return error + write_error(out_type, std::abs(sums[at]) + error);
-                },
-                "out");
-          }
-
-          Tensor dots(DType::f32, {tokens, choices});
-          run(device, RowDots{.x = x.view(),
-                              .rows = rows.view(),
-                              .place = d.place.view(),
-                              .dots = dots.view()});
-          Numbers products, sizes;
-          for (std::int64_t copy = 0; copy < dots.size(); ++copy) {
-            double sum = 0, size = 0;
-            for (std::int64_t c = 0; c < columns; ++c) {
-              const double term = x[copy / choices * columns + c] *
-                                  rows[static_cast<std::int64_t>(d.place[copy]) * columns + c];
-              sum += term, size += std::abs(term);
-            }
-            products.push_back(sum), sizes.push_back(size);
-          }
-          expect_within(
-              dots, products,
-              [&](std::int64_t i) {
-                return 0x1p-24 * (sum_depth(columns) + 1) * sizes[static_cast<std::size_t>(i)];
-              },
-              "dots");
         }
+      }
+    }
+  });
+}
+
+/// What is combined of rows that are tokens times `values`, with the sizes of what is added up, and
+/// the rows' products with tokens.
+struct Combined {
+  Combined(Device& device, const Tensor& chosen, std::int64_t experts, const Part& part,
+           const Tensor& x, const Tensor& values)
+      : out(DType::f32, {x.view().rows(), x.view().cols()}),
+        dots(DType::f32, {chosen.view().rows(), chosen.view().cols()}) {
+    const Dispatched d(device, chosen, experts, part);
+    const Tensor weights = copy_weights(d);
+    CopyRows rows(x.view().type, d.source.size(), x.view().cols(), 0);
+    run(device, SpreadRows{.x = x.view(),
+                           .weights = values.view(),
+                           .source = d.source.view(),
+                           .rows = rows.view(),
+                           .choices = chosen.view().cols()});
+    rows.spoil_padding(d.source);
+    run(device, CombineRows{.rows = rows.view(),
+                            .weights = weights.view(),
+                            .place = d.place.view(),
+                            .out = out.view()});
+    run(device,
+        RowDots{.x = x.view(), .rows = rows.view(), .place = d.place.view(), .dots = dots.view()});
+    const std::int64_t columns = x.view().cols(), choices = chosen.view().cols();
+    for (std::int64_t i = 0; i < out.size(); ++i) {
+      double& size = sizes.emplace_back(0);
+      for (std::int64_t k = i / columns * choices; k < (i / columns + 1) * choices; ++k)
+        if (d.row(k) >= 0) size += std::abs(rows[d.row(k) * columns + i % columns] * weights[k]);
+    }
+  }
+
+  Tensor out, dots;
+  Numbers sizes;
+};
+
+// A copy has a row in one part, so its product is there and 0 elsewhere. Of each part's sum K
+// terms, as of the whole's, are rounded with the sum so far; one term is the same number in both.
+TEST(Dispatch, PartsAddUpToTheWhole) {
+  const std::int64_t tokens = 53, experts = 11, columns = 37;
+  for_devices_and_types([&](Device& device, DType type) {
+    const auto x = Tensor::random(type, {tokens, columns}, 3);
+    for (const std::int64_t choices : {1, 4}) {
+      const Tensor chosen = random_choice(tokens, choices, experts, 6);
+      const auto values = Tensor::random(DType::f32, {tokens, choices}, 7);
+      for (const std::int64_t capacity : {0, 3}) {
+        SCOPED_TRACE(fmt::format("{} choices, {} rows each", choices, capacity));
+        const Combined whole(device, chosen, experts, {0, experts, capacity}, x, values);
+        Numbers out(static_cast<std::size_t>(whole.out.size())),
+            dots(static_cast<std::size_t>(whole.dots.size()));
+        for (const auto& [first, own] : {std::pair{0, 2}, {2, 5}, {7, 3}, {10, 1}}) {
+          const Combined part(device, chosen, experts, {first, own, capacity}, x, values);
+          for (std::size_t i = 0; i < out.size(); ++i)
+            out[i] += part.out[static_cast<std::int64_t>(i)];
+          for (std::size_t i = 0; i < dots.size(); ++i)
+            dots[i] += part.dots[static_cast<std::int64_t>(i)];
+        }
+        EXPECT_EQ(whole.dots.numbers(), dots);
+        const double roundings = choices == 1 ? 0 : 2.02 * static_cast<double>(choices);
+        expect_within(
+            whole.out, out,
+            [&](std::int64_t i) {
+              return roundings * 0x1p-24 * whole.sizes[static_cast<std::size_t>(i)];
+            },
+            "out");
       }
     }
   });
@@ -583,9 +880,15 @@ void expect_sums(const Tensor& got, const Sums& want, std::int64_t terms, int wr
 
 // Also of experts without any rows, and of rows behind the last expert's, which stay as they are.
 TEST(ExpertProducts, AgreeWithDouble) {
-  for_devices_and_types([](Device& device, DType type) {
-    for (const auto& [tokens, choices, experts] :
-         {Shape{1, 1, 1}, Shape{37, 2, 8}, Shape{200, 2, 3}}) {
+  struct Products {
+    std::int64_t tokens, choices, of_all;
+    Part part;
+  };
+  const std::vector<Products> products = {
+      {1, 1, 1, {0, 1}}, {37, 2, 8, {0, 8}}, {200, 2, 3, {0, 3}}, {60, 3, 9, {6, 3, 20}}};
+  for_devices_and_types([&](Device& device, DType type) {
+    for (const auto& [tokens, choices, of_all, part] : products) {
+      const std::int64_t experts = part.own;
       struct Matrix {
         std::int64_t in, out, gap;
         bool wide;  // results in f32
@@ -594,8 +897,8 @@ TEST(ExpertProducts, AgreeWithDouble) {
            {Matrix{7, 5, 1, false}, Matrix{64, 80, 0, false}, Matrix{136, 24, 0, true},
             Matrix{136, 24, 1, true}}) {
         SCOPED_TRACE(
-            fmt::format("{} tokens to {} of {}, {} to {}", tokens, choices, experts, in, out));
-        const Dispatched d(device, random_choice(tokens, choices, experts, 7), experts);
+            fmt::format("{} tokens to {} of {}, {} to {}", tokens, choices, of_all, in, out));
+        const Dispatched d(device, random_choice(tokens, choices, of_all, 7), of_all, part);
         const std::int64_t rows = d.source.size(), used = d.begin(experts);
         const DType result = wide ? DType::f32 : type;
         const auto x = Tensor::random(type, {rows, in}, 1, 1, 2 * gap),

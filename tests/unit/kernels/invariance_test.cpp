@@ -94,6 +94,49 @@ void run_quantized(Device& device, const Tensor& x, std::vector<Tensor>& all) {
   }
 }
 
+/// Rows of a part of the experts, with a capacity, and what is made of them.
+void run_experts(Device& device, const Tensor& x, std::vector<Tensor>& all) {
+  const std::int64_t tokens = x.view().rows(), columns = x.view().cols(), choices = 3;
+  const std::int64_t experts = 37, own = 20, capacity = 17;
+  const auto output = [&](DType t, std::vector<std::int64_t> s) {
+    all.push_back(Tensor(t, std::move(s)));
+    return all.back().view();
+  };
+  Tensor chosen(DType::i32, {tokens, choices});
+  for (std::int64_t i = 0; i < chosen.size(); ++i) {
+    const std::int64_t n = i / choices, k = i % choices;
+    chosen.set(i, static_cast<double>((n * n + 5 * k) % experts));
+  }
+  const std::int64_t rows = dispatched_rows(tokens, choices, own, capacity);
+  const auto weights = Tensor::random(DType::f32, {tokens, choices}, 8);
+  const View place = output(DType::i32, {tokens, choices}), source = output(DType::i32, {rows}),
+             spread = output(x.view().type, {rows, columns});
+  run(device, CountChoices{.experts = chosen.view(),
+                           .counts = output(DType::i64, {experts}),
+                           .dropped = output(DType::i64, {1}),
+                           .capacity = capacity});
+  run(device, Dispatch{.experts = chosen.view(),
+                       .place = place,
+                       .source = source,
+                       .begins = output(DType::i32, {own + 1}),
+                       .first = 9,
+                       .all = experts,
+                       .capacity = capacity});
+  run(device, SpreadRows{.x = x.view(),
+                         .weights = weights.view(),
+                         .source = source,
+                         .rows = spread,
+                         .choices = choices});
+  run(device, CombineRows{.rows = spread,
+                          .weights = weights.view(),
+                          .place = place,
+                          .out = output(DType::f32, {tokens, columns})});
+  run(device, RowDots{.x = x.view(),
+                      .rows = spread,
+                      .place = place,
+                      .dots = output(DType::f32, {tokens, choices})});
+}
+
 /// Outputs of every operation but the matrix products, on one set of inputs.
 std::vector<Tensor> run_all(Device& device, DType type, Products products = Products::with) {
   const std::int64_t samples = 3, tokens = 131, columns = 120, rows = samples * tokens;
@@ -195,7 +238,7 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       Confusion{
           .logits = x.view(), .targets = targets.view(), .counts = output(DType::i64, {5, 5})});
   for (std::int64_t i = 0; i < rows; ++i) targets.set(i, i % 100);
-  run(device, CountChoices{.experts = ids.view(), .counts = output(DType::i64, {37})});
+  run_experts(device, x, all);
   run(device, ClassifyGradient{.logits = output_of(x),
                                .targets = targets.view(),
                                .lse = part_lse,
