@@ -19,6 +19,7 @@
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
 #include "train/confusion.hpp"
+#include "train/entities.hpp"
 #include "train/generator.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -95,7 +96,10 @@ class Classifier {
         generator_(generator),
         tokenizer_(tokenizer),
         labels_(class_names(source)),
-        closing_(io::closing_tokens(tokenizer, options.rules.special_tokens)) {}
+        closing_(io::closing_tokens(tokenizer, options.rules.special_tokens)) {
+    if (source.task.kind == deck::TaskKind::tokens && train::name_entities(labels_.names))
+      entities_.emplace();
+  }
 
   void document(const io::Document& document) {
     if (source_.task.kind == deck::TaskKind::tokens) return words(document);
@@ -120,6 +124,10 @@ class Classifier {
                      count_text(confusion_.total(), words ? "word" : "document"),
                      confusion_.accuracy(), confusion_.f1()));
     for (const std::string& line : to_lines(confusion_, labels_.names)) tell("  " + line + "\n");
+    if (!entities_) return;
+    tell(fmt::format("{} | precision {:.4f} | recall {:.4f} | F1 {:.4f}\n",
+                     count_text(entities_->labelled(), "entity", "entities"),
+                     entities_->precision(), entities_->recall(), entities_->f1()));
   }
 
  private:
@@ -142,6 +150,7 @@ class Classifier {
       guesses[word].emplace(logits.subspan(t * labels_.names.size(), labels_.names.size()));
       if (!document.labels.empty()) count(document, document.labels[word], *guesses[word]);
     }
+    if (!document.labels.empty() && entities_) count_entities(document, guesses);
     o_.json ? print_json(all, guesses) : print_text(all, guesses);
   }
 
@@ -157,17 +166,29 @@ class Classifier {
     io::cut_document(word_of_, most, closing_);
   }
 
+  std::size_t class_of(const io::Document& document, const io::LabelValue& value) const {
+    if (const auto label = labels_.find(value)) return static_cast<std::size_t>(*label);
+    throw DataError(fmt::format("{}: the label \"{}\" is none of the model's: {}",
+                                io::place_text(document.place), value.name,
+                                fmt::join(labels_.names, ", ")));
+  }
+
   void count(const io::Document& document, const io::LabelValue& value, const Guess& guess) {
-    const auto label = labels_.find(value);
     const std::size_t classes = labels_.names.size();
-    if (!label) {
-      throw DataError(fmt::format("{}: the label \"{}\" is none of the model's: {}",
-                                  io::place_text(document.place), value.name,
-                                  fmt::join(labels_.names, ", ")));
-    }
     std::vector<std::int64_t> counts(classes * classes);
-    counts[static_cast<std::size_t>(*label) * classes + guess.best] = 1;
+    counts[class_of(document, value) * classes + guess.best] = 1;
     confusion_.add(counts);
+  }
+
+  /// A word that is of no class is taken for one outside of all entities.
+  void count_entities(const io::Document& document, std::span<const std::optional<Guess>> guesses) {
+    std::vector<std::string_view> labels, taken_for;
+    for (std::size_t word = 0; word < guesses.size(); ++word) {
+      labels.emplace_back(labels_.names[class_of(document, document.labels[word])]);
+      taken_for.emplace_back("O");
+      if (guesses[word]) taken_for.back() = labels_.names[guesses[word]->best];
+    }
+    entities_->add(labels, taken_for);
   }
 
   std::string to_text(const Guess& guess, const std::string& of) const {
@@ -210,6 +231,7 @@ class Classifier {
   std::int64_t closing_;
   std::vector<std::int32_t> ids_, word_of_;
   train::Confusion confusion_;
+  std::optional<train::EntityCounts> entities_;  // where classes name such
 };
 
 void check_options(const ClassifyOptions& o, const ModelSource& source) {
@@ -241,6 +263,7 @@ ExitCode run(ClassifyOptions& o) {
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
   check_options(o, source);
+  o.rules.separator = separator_of(o.rules.separator);
   if (!o.rules.label_key.empty()) o.rules.labels = io::LabelSource::member;
   io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
@@ -281,8 +304,7 @@ Verb classify(CLI::App& app) {
           "where words have classes, name of the list of them in each line of a .jsonl file; "
           "default: white space divides the text into words")
       ->excludes(field);
-  verb->add_option("--separator", o->rules.separator,
-                   "text between the documents of a text file; default: a file is a document");
+  add_separator(*verb, o->rules.separator);
   verb->add_option("--label", o->rules.label_key,
                    "name of the label, or of words the list of theirs, in each line of a .jsonl "
                    "file, to say how many are right");

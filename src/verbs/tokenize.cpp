@@ -41,25 +41,6 @@ std::string part_text(const std::string& what, const comm::Control& control) {
   return fmt::format("{}, a part of {} on rank 0", what, control.size());
 }
 
-/// The text that C's escapes for white space and the backslash mean.
-std::string unescape(const std::string& text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '\\') {
-      result += text[i];
-      continue;
-    }
-    constexpr std::string_view kNames = "nrtf\\", kMeanings = "\n\r\t\f\\";
-    const std::size_t which = i + 1 < text.size() ? kNames.find(text[++i]) : kNames.npos;
-    if (which == kNames.npos) {
-      throw DeckError(
-          fmt::format("--separator {}: a backslash is followed by one of n, r, t, f and \\", text));
-    }
-    result += kMeanings[which];
-  }
-  return result;
-}
-
 io::Tokenizer open_learned(const std::string& json, const TokenizeOptions& o) {
   constexpr auto kName = "the learned tokenizer";
   return io::with_end(io::Tokenizer::parse(json, kName), kName, o.eos);
@@ -184,7 +165,7 @@ void prepare(TokenizeOptions& o, int rank) {
   const bool folders = labels_are_folders(o);
   if (folders) replace_folders(o, rank);
   check_options(o);
-  o.rules.separator = unescape(o.rules.separator);
+  o.rules.separator = separator_of(o.rules.separator);
   if (!o.rules.label_key.empty() && !folders && !std::ranges::all_of(o.inputs, io::is_json_lines)) {
     throw DeckError(fmt::format(
         "--label {} is a member of JSON lines, so all inputs must be .jsonl files; for folders of "
@@ -294,6 +275,30 @@ void add_tokenizer(CLI::App& verb, TokenizeOptions& o) {
 
 }  // namespace
 
+void add_separator(CLI::App& app, std::string& separator) {
+  app.add_option("--separator", separator,
+                 "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
+                 "\\\\ as in C); default: a file is a document");
+}
+
+std::string separator_of(const std::string& written) {
+  std::string text;
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i] != '\\') {
+      text += written[i];
+      continue;
+    }
+    constexpr std::string_view kNames = "nrtf\\", kMeanings = "\n\r\t\f\\";
+    const std::size_t which = i + 1 < written.size() ? kNames.find(written[++i]) : kNames.npos;
+    if (which == kNames.npos) {
+      throw DeckError(fmt::format(
+          "--separator {}: a backslash is followed by one of n, r, t, f and \\", written));
+    }
+    text += kMeanings[which];
+  }
+  return text;
+}
+
 Verb tokenize(CLI::App& app) {
   auto* verb =
       app.add_subcommand("tokenize", "make token files (.bin, .idx) from text or JSON lines");
@@ -312,10 +317,7 @@ Verb tokenize(CLI::App& app) {
   verb->add_flag("--special-tokens", o->rules.special_tokens,
                  "put around each document what the tokenizer's post_processor does, such as [CLS] "
                  "and [SEP]; one that then ends as documents do gets no second --eos");
-  verb->add_option(
-      "--separator", o->rules.separator,
-      "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
-      "\\\\ as in C); default: a file is a document");
+  add_separator(*verb, o->rules.separator);
   auto* field =
       verb->add_option("--field", o->rules.field,
                        "name of the text in each line of a .jsonl file (text), or with --chat of "

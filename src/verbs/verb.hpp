@@ -69,6 +69,11 @@ void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow);
 /// --ema: averaged weights in place of those that were trained; `weights` is the state to read.
 void add_ema(CLI::App& app, std::string& weights);
 
+/// --separator, what lies between the documents of text files, as it is written; and the text that
+/// it means by C's escapes for white space and the backslash, DeckError for others.
+void add_separator(CLI::App& app, std::string& separator);
+std::string separator_of(const std::string& written);
+
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);
 

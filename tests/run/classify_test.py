@@ -189,13 +189,40 @@ class Verbs(ClassifyTest):
                       job.output)
         text = self.dir / "text.txt"
         text.write_text("\n".join(" ".join(words) for words, _ in classes.sentences()) + "\n")
-        job = self.run_job(0, *classify, text, "--separator", "\n")
+        job = self.run_job(0, *classify, text, "--separator", r"\n")
         self.assertEqual([line.split("\t")[::2] for line in job.output.splitlines() if "\t" in line],
                          [[one["label"], one["word"]] for line in said for one in line])
         text.write_text("a b  c\td " + 9 * "efg ")  # of which the first 24 bytes are read
         job = self.run_job(0, *classify, text)
         self.assertEqual([bool(line.split("\t")[0]) for line in job.output.splitlines()
                           if "\t" in line], [True] * 9 + [False] * 4)
+
+    def test_entities(self):
+        """As seqeval counts them, where classes are parts of such."""
+        names = dict(zip(classes.LABELS, ("B-X", "I-X", "O")))
+        lines = self.dir / "entities.jsonl"
+        classes.write_sentences(lines, [(words, [names[label] for label in labels])
+                                        for words, labels in classes.sentences()])
+        told = classes.TOLD["tokens"]
+        self.run_job(0, "tokenize", lines, *told, "--out", self.dir / "entities")
+        self.train(1, self.deck_of("run", "tagger", data__train=[str(self.dir / "entities")]))
+        job = self.run_job(0, "classify", self.dir / "run", lines, *told, "--json")
+
+        def entities(labels):
+            starts = [i for i, (before, label) in enumerate(zip(["O", *labels], labels))
+                      if label == "B-X" or (label == "I-X" and before == "O")]
+            return {(i, next((j for j in range(i + 1, len(labels)) if labels[j] != "I-X"),
+                             len(labels))) for i in starts}
+        right, taken = [], []
+        for line, (_, labels) in zip((json.loads(line) for line in job.output.splitlines()
+                                      if line.startswith("{")), classes.sentences(), strict=True):
+            right.append(entities([names[label] for label in labels]))
+            taken.append(entities([word["label"] for word in line["words"]]))
+        found = sum(len(a & b) for a, b in zip(right, taken))
+        count, of = (sum(map(len, sets)) for sets in (right, taken))
+        self.assertGreater(found, 0)
+        self.assertIn(f"{count} entities | precision {found / of:.4f} | recall {found / count:.4f} | "
+                      f"F1 {2 * found / (of + count):.4f}\n", job.output)
 
     def test_classes_beyond_those_of_the_data(self):
         self.train(1, self.deck_of("run", "tagger", task__labels=5, task__overlong="cut",
@@ -224,6 +251,8 @@ class Verbs(ClassifyTest):
         for text, code, *arguments in (
                 ("says classes of documents, not of their words", 2, "texts", fish, "--words", "words"),
                 ("--words names the list of them", 2, "words", fish, "--label", "animals"),
+                (r"--separator \d: a backslash is followed by one of n, r, t, f and", 2, "texts",
+                 SOURCE / "README.md", "--separator", r"\d"),
                 ("all files must be .jsonl files", 2, "words", SOURCE / "README.md", "--words", "w"),
                 ('fish.jsonl: line 1: the label "fish" is none of the model\'s: bird, cat, dog', 3,
                  "words", fish, *classes.TOLD["tokens"])):
