@@ -62,7 +62,8 @@ std::int64_t dynamic_context(const HfArchitecture& a) {
 
 class ConfigReader {
  public:
-  explicit ConfigReader(const JsonCursor& root) : root_(root) {}
+  ConfigReader(const JsonCursor& root, const std::optional<HfWantedHead>& wanted)
+      : root_(root), wanted_(wanted) {}
 
   HfConfig read() {
     const JsonCursor type = root_["model_type"];
@@ -71,16 +72,23 @@ class ConfigReader {
       type.fail(fmt::format("\"{}\" is not supported; allowed: {}", type.text(),
                             allowed_families(&HfFamily::model_type)));
     }
-    const HfFamily* family = choose_class(families);
+    const HfFamily* family = wanted_ ? choose_head(families) : choose_class(families);
+    const bool fresh = config_.head == HeadWeights::fresh;
     set("family", family->family, type.place());
-    set("task.kind", family->task, type.place());
-    for (const HfFixedRow& row : family->fixed) require(row);
+    set("task.kind", fresh ? wanted_->task : family->task, type.place());
+    for (const HfFixedRow& row : family->fixed) {
+      if (!(fresh && row.of_head)) require(row);
+    }
     for (const HfNumberRow& row : family->numbers) read_number(row);
     for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
     for (const HfOptionalRow& row : family->optional) read_optional(row);
     for (const HfChoice& choice : family->choices) read_choice(choice);
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
-    read_classes(*family);
+    if (fresh) {
+      take_fresh_head(*family, type.place());
+    } else {
+      read_classes(*family);
+    }
     read_activation(*family);
     if (family->windows != nullptr) read_windows(*family->windows);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
@@ -89,10 +97,16 @@ class ConfigReader {
     refuse_unknown(*family);
     fill_defaults(*family, type.place());
     fill_derived();
+    for (HfKey& key : config_.keys) key.fixed = !(fresh && of_head(key.key));
     return std::move(config_);
   }
 
  private:
+  static bool of_head(std::string_view key) {
+    return key.starts_with("head_") || key == "tied_embeddings" || key == "logit_soft_cap" ||
+           key == "task.pooling";
+  }
+
   /// Whether the file has the setting and says null, which is not what a file without it says.
   bool is_null(std::string_view setting) const {
     const auto found = root_.raw().find(setting);
@@ -131,6 +145,40 @@ class ConfigReader {
                             fmt::join(allowed, ", ")));
     });
     return chosen;
+  }
+
+  /// The row of the head that is wanted, with the file's own weights or fresh ones; of a fresh head
+  /// that no row has, the family's usual one. Which other head the file has does not matter then.
+  const HfFamily* choose_head(const std::vector<const HfFamily*>& families) {
+    const auto row = std::ranges::find(families, wanted_->task, &HfFamily::task);
+    const bool known = row != families.end();
+    const auto named = root_.find("architectures");
+    bool there = false;
+    const auto look = [&](const JsonCursor& item) {
+      there =
+          there || item.text().ends_with(wanted_->task == "classify" ? "ForSequenceClassification"
+                                                                     : "ForTokenClassification");
+    };
+    if (named) named->for_each_item(look);
+    const bool own = there && wanted_->head != HeadWeights::fresh;
+    if (own ? !known : wanted_->head == HeadWeights::directory) {
+      named.value_or(root_).fail(fmt::format(
+          "{}a head for task.kind = \"{}\" is not {} (model.init_head = \"fresh\" draws one)",
+          named ? named->raw().dump() + ": " : "", wanted_->task, own ? "supported" : "there"));
+    }
+    config_.head = own ? HeadWeights::directory : HeadWeights::fresh;
+    return known ? *row : families[0];
+  }
+
+  /// What a row of another head says otherwise: as classifiers of transformers, which take no cap
+  /// of logits and read what has seen all of the text.
+  void take_fresh_head(const HfFamily& family, const std::string& place) {
+    if (family.task == wanted_->task) return;
+    std::erase_if(config_.keys, [](const HfKey& key) { return of_head(key.key); });
+    set("tied_embeddings", false, place);
+    set("head_bias", true, place);
+    set("logit_soft_cap", 0.0, place);
+    if (wanted_->task == "classify") set("task.pooling", "last", place);
   }
 
   /// Classes and their names: {"0": "negative", "1": "positive"}.
@@ -542,6 +590,7 @@ class ConfigReader {
                                                            {"yarn", &ConfigReader::read_yarn}}};
 
   JsonCursor root_;
+  std::optional<HfWantedHead> wanted_;
   HfConfig config_;
   std::set<std::string_view> known_;  // settings that something here reads
 };
@@ -571,9 +620,10 @@ std::string deck_key(std::string_view key) {
 
 std::string unnamed_class(std::int64_t i) { return fmt::format("LABEL_{}", i); }
 
-HfConfig read_hf_config(const std::filesystem::path& path) {
+HfConfig read_hf_config(const std::filesystem::path& path,
+                        const std::optional<HfWantedHead>& wanted) {
   const JsonDocument document(read_text(path, kLargestConfig), path.string());
-  return ConfigReader(document.root()).read();
+  return ConfigReader(document.root(), wanted).read();
 }
 
 namespace {
@@ -622,7 +672,6 @@ void write_classes(json& config, const HfArchitecture& a, std::span<const std::s
   }
 }
 
-/// A number; two keys of one setting must agree.
 /// Says `value` of a key; refused where another key has said otherwise of the same setting.
 void write_setting(json& config, const HfArchitecture& a, std::string_view key,
                    std::string_view name, const json& value) {

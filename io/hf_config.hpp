@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/choices.hpp"
 #include "core/dtype.hpp"
 
 namespace tessera::io {
@@ -136,12 +137,21 @@ struct HfKey {
   std::string key;
   std::variant<std::int64_t, double, bool, std::string> value;
   std::string place;
+  bool fixed = true;  // false: of a fresh head, which may as well be another
+};
+
+/// A head that says classes, which whoever reads a directory wants for what is before its head.
+struct HfWantedHead {
+  std::string task;  // classify | tokens
+  std::optional<HeadWeights>
+      head;  // absent: its own where it has one for the task, else a fresh one
 };
 
 struct HfConfig {
   HfArchitecture architecture;
   std::vector<HfKey> keys;
   std::vector<std::string> classes;  // their names, where the model has classes and says them
+  HeadWeights head = HeadWeights::directory;
 };
 
 /// What transformers calls a class that has no name.
@@ -152,8 +162,11 @@ std::string_view hf_model_class(const HfArchitecture& architecture);
 
 /// Reads a config.json of a family that hf_families has a table of. DataError, naming file and key,
 /// for a setting whose value is not supported, and for one of which it is not known whether it
-/// changes the computation.
-HfConfig read_hf_config(const std::filesystem::path& path);
+/// changes the computation, and where a wanted head shall be the directory's own, which has none.
+/// With a fresh head the architecture is that of the family's classifier in transformers, and says
+/// nothing of the number of classes.
+HfConfig read_hf_config(const std::filesystem::path& path,
+                        const std::optional<HfWantedHead>& wanted = std::nullopt);
 
 /// The tokens that begin and end a text, where there are such.
 struct TextEnds {

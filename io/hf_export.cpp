@@ -5,6 +5,7 @@
 #include "core/error.hpp"
 #include "io/hugging_face.hpp"
 #include "io/tokenizer_json.hpp"
+#include "io/utf8.hpp"
 
 namespace tessera::io {
 namespace fs = std::filesystem;
@@ -160,9 +161,10 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
   const TextEnds ends = ends_of(tokenizer);
   if (ends.begin) config["bos_token"] = tokenizer.name_of(*ends.begin);
   if (ends.end) config["eos_token"] = tokenizer.name_of(*ends.end);
-  if (const auto mask = static_cast<std::int32_t>(architecture.mask_token);
-      mask >= 0 && !tokenizer.name_of(mask).empty()) {
-    config["mask_token"] = tokenizer.name_of(mask);
+  if (architecture.mask_token >= 0) {
+    const auto name = tokenizer.name_of(static_cast<std::int32_t>(architecture.mask_token));
+    const bool text = valid_utf8_prefix(name) == name.size();  // else a part of a character
+    if (!name.empty() && text) config["mask_token"] = name;
   }
   write_text(directory / "tokenizer.json", tokenizer.json());
   write_text(directory / "tokenizer_config.json", config.dump(2) + "\n");

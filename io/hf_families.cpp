@@ -341,7 +341,8 @@ HfFamily with_classes(HfFamily family, std::string_view model_class, std::string
   std::erase_if(family.implied, of_head);
   family.implied = joined(family.implied, {{"tied_embeddings", false}, {"head_bias", true}});
   family.activation_keys = {"activation"};
-  family.optional = {};
+  for (const HfOptionalRow& row : std::exchange(family.optional, {}))
+    family.unused.push_back(row.setting);
   family.model_class = model_class;
   family.classes = {model_class};
   family.task = task;
@@ -351,7 +352,10 @@ HfFamily with_classes(HfFamily family, std::string_view model_class, std::string
 /// Its head says the class of a text from its first token, behind a dense layer.
 HfFamily classifier(HfFamily family, std::string_view model_class) {
   family = with_classes(std::move(family), model_class, "classify");
-  family.fixed.emplace_back("problem_type", "single_label_classification", true);
+  family.fixed.push_back({.setting = "problem_type",
+                          .value = "single_label_classification",
+                          .or_null = true,
+                          .of_head = true});
   family.implied = joined(family.implied, {{"head_activation", "tanh"}, {"task.pooling", "first"}});
   return family;
 }

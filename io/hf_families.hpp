@@ -33,6 +33,7 @@ struct HfFixedRow {
   std::string_view setting;
   nlohmann::json value;
   bool or_null = false;
+  bool of_head = false;  // nothing is asked of it where the file's head is not read
 };
 
 /// A key of [model] that the family itself fixes.

@@ -57,9 +57,11 @@ std::string misfit(const SafetensorsEntry& entry, const HfTensor& wanted) {
 
 }  // namespace
 
-HfModel HfModel::open(const fs::path& directory) {
+HfModel HfModel::open(const fs::path& directory, const std::optional<HfFreshHead>& fresh) {
   HfModel model;
-  model.config_ = read_hf_config(directory / "config.json");
+  std::optional<HfWantedHead> wanted;
+  if (fresh) wanted = {.task = fresh->task, .head = HeadWeights::fresh};
+  model.config_ = read_hf_config(directory / "config.json", wanted);
   const fs::path index = directory / "model.safetensors.index.json";
   std::vector<std::string> names{"model.safetensors"};
   if (fs::exists(index)) {
@@ -72,20 +74,22 @@ HfModel HfModel::open(const fs::path& directory) {
   }
   for (const std::string& name : names) model.shards_.emplace_back(directory / name);
   model.parameters_ = hf_tensors(model.architecture());
-  model.match(directory);
+  model.match(directory, fresh);
   return model;
 }
 
 /// Finds the tensors of a model among those of its files, and what is wrong with them.
 class HfModel::Matching {
  public:
-  explicit Matching(HfModel& model) : model_(model) {
+  Matching(HfModel& model, const std::optional<HfFreshHead>& fresh) : model_(model) {
+    if (fresh) leave_head(*fresh);
     for (const HfTensor& tensor : model.parameters_) add_known(tensor);
     for (const HfTensor& tensor : hf_copies(model.architecture())) add_known(tensor);
     for (std::size_t shard = 0; shard < model.shards_.size(); ++shard) {
       for (const auto& [name, entry] : model.shards_[shard].tensors())
         add_found(name, entry, shard);
     }
+    if (fresh) leave_absent_pooler();
   }
 
   void take_parameters() {
@@ -126,17 +130,50 @@ class HfModel::Matching {
     bool used = false;
   };
 
+  /// A pooler has the names of what is before the head, and is a dense layer of the head.
+  static bool of_pooler(const HfTensor& tensor) { return tensor.parameter.starts_with("head_"); }
+  bool has_prefix(std::string_view name) const {
+    return name.starts_with(hf_prefix(model_.architecture()));
+  }
+
+  /// Parameters of a fresh head are none of the directory's, but for a pooler that fits it.
+  void leave_head(const HfFreshHead& fresh) {
+    const bool pooled = fresh.hidden == model_.architecture().hidden;
+    std::erase_if(model_.parameters_, [&](const HfTensor& tensor) {
+      const bool leave = !has_prefix(tensor.tensor) || (of_pooler(tensor) && !pooled);
+      if (leave) left_.insert(tensor.tensor);
+      return leave;
+    });
+    for (const SafetensorsFile& shard : model_.shards_) {
+      headed_ = headed_ || std::ranges::any_of(shard.tensors(), [&](const auto& tensor) {
+                  return has_prefix(tensor.first);
+                });
+    }
+  }
+
+  void leave_absent_pooler() {
+    const auto there = [&](const HfTensor& tensor) {
+      return of_pooler(tensor) && found_.contains(tensor.tensor);
+    };
+    if (std::ranges::none_of(model_.parameters_, there))
+      std::erase_if(model_.parameters_, of_pooler);
+  }
+
   void add_known(const HfTensor& tensor) { known_.insert(tensor.tensor); }
+
+  bool of_other_head(std::string_view name) const {
+    if (known_.contains(name)) return false;
+    return left_.contains(name) || hf_other_head(model_.architecture(), name) ||
+           (headed_ && !has_prefix(name));
+  }
 
   /// Files of the model without its head have names without the prefix.
   void add_found(std::string_view name, const SafetensorsEntry& entry, std::size_t shard) {
     if (hf_ignored(name)) return;
-    const std::string_view prefix = hf_prefix(model_.architecture());
     std::string key = hf_current_name(name);
-    const auto of_other_head = [&] { return hf_other_head(model_.architecture(), key); };
-    if (!known_.contains(key) && !key.starts_with(prefix) && !of_other_head())
-      key = fmt::format("{}{}", prefix, key);
-    if (of_other_head()) {
+    if (!known_.contains(key) && !has_prefix(key) && !of_other_head(key))
+      key = fmt::format("{}{}", hf_prefix(model_.architecture()), key);
+    if (of_other_head(key)) {
       model_.other_heads_.emplace_back(name);
       return;
     }
@@ -176,13 +213,15 @@ class HfModel::Matching {
 
   HfModel& model_;
   std::set<std::string, std::less<>> known_;
+  std::set<std::string, std::less<>> left_;          // of the head, where that is a fresh one
+  bool headed_ = false;                              // what has no prefix is of a head, likewise
   std::map<std::string, Found, std::less<>> found_;  // by the current name, with the prefix
   std::vector<std::string> problems_;
   std::ptrdiff_t tensors_of_head_ = 0, missing_of_head_ = 0;
 };
 
-void HfModel::match(const fs::path& directory) {
-  Matching matching(*this);
+void HfModel::match(const fs::path& directory, const std::optional<HfFreshHead>& fresh) {
+  Matching matching(*this, fresh);
   matching.take_parameters();
   const bool headless = matching.headless();
   const std::vector<std::string> problems = std::move(matching).problems();
@@ -192,7 +231,8 @@ void HfModel::match(const fs::path& directory) {
   if (headless) {
     message = printable(fmt::format(
         "{}: these are weights without the head of a {}, and none is made up: give the directory "
-        "of a model that has it:",
+        "of a model that has it, or, to train a classifier, task.kind and model.init_head = "
+        "\"fresh\" in a deck:",
         directory.string(), hf_model_class(architecture())));
   }
   for (std::size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {

@@ -290,7 +290,11 @@ const Names& names_of(const A& a) {
        llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
                   less_one)}};
   const auto found = others.find(Key{a.family, a.task});
-  return found == others.end() ? llama : found->second;
+  if (found != others.end()) return found->second;
+  // A head that no row has is not in files: only what is before it is asked for.
+  const auto of_family = others.lower_bound(Key{a.family, ""});
+  return of_family != others.end() && of_family->first.first == a.family ? of_family->second
+                                                                         : llama;
 }
 
 HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::string tensor) {

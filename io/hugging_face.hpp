@@ -21,11 +21,19 @@
 
 namespace tessera::io {
 
+/// A head whose weights a directory shall not give.
+struct HfFreshHead {
+  std::string task;         // classify | tokens
+  std::int64_t hidden = 0;  // columns of its dense layer; 0: there is none
+};
+
 class HfModel {
  public:
   /// DataError for a directory that cannot be used; missing, unknown and mis-shaped tensors are
-  /// listed all at once.
-  static HfModel open(const std::filesystem::path& directory);
+  /// listed all at once. Beside a fresh head parameters are those before the head; and its dense
+  /// layer, where that is as wide as the directory's pooler (BERT), which becomes it.
+  static HfModel open(const std::filesystem::path& directory,
+                      const std::optional<HfFreshHead>& fresh = std::nullopt);
 
   const HfArchitecture& architecture() const { return config_.architecture; }
   /// The architecture as the keys of a deck's [model] section.
@@ -34,6 +42,9 @@ class HfModel {
   std::span<const std::string> classes() const { return config_.classes; }
   /// Every parameter with its shape, in the order of the model.
   std::span<const HfTensor> parameters() const { return parameters_; }
+  bool has(std::string_view parameter) const { return sources_.contains(parameter); }
+  /// The names of tensors that are of other heads than the model's, and are not read.
+  std::span<const std::string> other_heads() const { return other_heads_; }
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
   DType stored_dtype() const;
 
@@ -60,7 +71,7 @@ class HfModel {
   class Matching;
 
   HfModel() = default;
-  void match(const std::filesystem::path& directory);
+  void match(const std::filesystem::path& directory, const std::optional<HfFreshHead>& fresh);
   const Source& source_of(std::string_view parameter) const;
   std::string place(const Source& source, std::int64_t element) const;
   void check_copy(const Source& copy, std::int64_t begin, std::span<const float> parameter) const;

@@ -44,6 +44,10 @@ enum class PositionKind : std::uint8_t { learned, rope, sinusoidal, none };
 /// OLMo); nothing.
 enum class InitScale : std::uint8_t { scaled, depth, plain };
 
+/// Which weights the head begins with where those before it are a model directory's: the
+/// directory's too, or fresh ones, drawn as those of a model from scratch.
+enum class HeadWeights : std::uint8_t { directory, fresh };
+
 /// Which columns of a head are the two of a pair that rotary positions turn: i and i + D / 2, or 2
 /// i and 2 i + 1.
 enum class RopePairs : std::uint8_t { halves, neighbours };
@@ -122,6 +126,12 @@ struct EnumWords<InitScale> {
   using enum InitScale;
   static constexpr std::array table = {std::pair{scaled, "scaled"}, std::pair{depth, "depth"},
                                        std::pair{plain, "plain"}};
+};
+template <>
+struct EnumWords<HeadWeights> {
+  using enum HeadWeights;
+  static constexpr std::array table = {std::pair{directory, "directory"},
+                                       std::pair{fresh, "fresh"}};
 };
 template <>
 struct EnumWords<RopePairs> {

@@ -103,18 +103,21 @@ std::optional<io::LabelNames> labels_of_directory(const io::HfModel& model) {
 std::string check_labels(const deck::LoadedDeck& loaded, const io::LabelNames& labels,
                          const std::filesystem::path& run_directory) {
   std::string unnamed;  // the model whose classes are so
-  const auto check = [&](const std::vector<std::string>& names, const std::string& place) {
+  const auto check = [&](const std::vector<std::string>& names, const std::string& place,
+                         std::string_view instead = "") {
     if (names.empty()) unnamed = place;
     if (names.empty() || names == labels.names) return;
     throw DataError(fmt::format(
         "data.train has {}, but the model's classes are {}, as {} says: make the data with tessera "
-        "tokenize --labels FILE, a FILE of {}",
+        "tokenize --labels FILE, a FILE of {}{}",
         names_text(labels), fmt::join(names, ", "), place,
-        nlohmann::json{{"key", labels.key}, {"names", names}}.dump()));
+        nlohmann::json{{"key", labels.key}, {"names", names}}.dump(), instead));
   };
-  if (const auto& directory = loaded.deck.model.init_from) {
+  const deck::ModelSection& model = loaded.deck.model;
+  if (const auto& directory = model.init_from; directory && model.init_head != HeadWeights::fresh) {
     const auto config = std::filesystem::path(*directory) / "config.json";
-    check(io::read_hf_config(config).classes, config.string());
+    check(io::read_hf_config(config).classes, config.string(),
+          ", or begin with a fresh head, by model.init_head = \"fresh\"");
   }
   if (!io::committed_checkpoints(run_directory / "checkpoints").empty()) {
     const auto file = run_directory / "labels.json";

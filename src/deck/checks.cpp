@@ -567,6 +567,7 @@ class Checker {
     idle_unless(classes, "task.labels", task.labels.has_value());
     idle_unless(task.kind == TaskKind::classify, "task.pooling", task.pooling.has_value());
     idle_unless(classes, "task.overlong", task.overlong.has_value());
+    initial_head();
     if (masked) masked_tokens();
     if (classes) classification();
     const ModelSection& m = deck_.model;
@@ -597,6 +598,14 @@ class Checker {
                       "both sub-layers are added to the same sum (give block = \"sequential\")",
                       enum_word(m.block)));
     }
+  }
+
+  void initial_head() {
+    if (deck_.model.init_head != HeadWeights::fresh) return;
+    const bool directory = deck_.model.init_from.has_value();
+    needs("model.init_head", true, directory, "model.init_from");
+    needs("model.init_head", directory, has_classes(deck_.task.kind),
+          "task.kind = \"classify\" or \"tokens\"");
   }
 
   /// What a model directory would have had to say.

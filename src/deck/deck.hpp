@@ -130,6 +130,7 @@ struct ModelSection {
   double init_std = 0.02;
   InitScale init = InitScale::scaled;
   std::optional<std::string> init_from;
+  HeadWeights init_head = HeadWeights::directory;
   bool accept_non_finite = false;
   bool operator==(const ModelSection&) const = default;
 };

@@ -81,7 +81,8 @@ class Resolver {
       std::visit([&](const auto& held) { value.data = held; }, key.value);
       value.place = SourceLocation{key.place, 0, 0};
       if (loaded_.origins.contains(name)) {
-        if (find_row(name)->rules.on_resume == OnResume::architecture) check_agreement(name, value);
+        if (key.fixed && find_row(name)->rules.on_resume == OnResume::architecture)
+          check_agreement(name, value);
         continue;
       }
       assign(name, value, false);
@@ -216,12 +217,18 @@ class Resolver {
   std::vector<ArchitectureKey> read_architecture(const std::string& dir,
                                                  const ArchitectureReader& reader) const {
     try {
-      return reader(dir);
+      return reader(dir, loaded_);
     } catch (Error& error) {
       error.add_context(loaded_.where("model.init_from") + ": model.init_from" +
                         loaded_.path_hint("model.init_from", dir));
       throw;
     }
+  }
+
+  /// Whether a model may have another value of the key than the directory, with another head.
+  bool of_head(std::string_view name) const {
+    return has_classes(loaded_.deck.task.kind) &&
+           (name.starts_with("task.") || name.starts_with("model.head_"));
   }
 
   /// The user's value of a key must be what the model directory says.
@@ -232,8 +239,9 @@ class Resolver {
     const Value ours = field.get(loaded_.deck);
     if (ours == field.get(other)) return;
     problems_.add(loaded_.place(name), name,
-                  fmt::format("{} = {}, but {} says {} (remove the key, or model.init_from)", name,
-                              value_excerpt(ours), theirs.place.text(), value_excerpt(theirs)));
+                  fmt::format("{} = {}, but {} says {} (remove the key, or model.init_from{})",
+                              name, value_excerpt(ours), theirs.place.text(), value_excerpt(theirs),
+                              of_head(name) ? ", or give model.init_head = \"fresh\"" : ""));
   }
 
   LoadedDeck& loaded_;

@@ -16,17 +16,6 @@
 
 namespace tessera::deck {
 
-/// A key, like "model.layers", as a model directory states it.
-struct ArchitectureKey {
-  std::string key;
-  std::variant<std::int64_t, double, bool, std::string> value;
-  std::string place;  // for messages, like "dir/config.json"
-};
-
-/// Reads the architecture from the directory that model.init_from names. An empty function leaves
-/// the directory alone: resolved decks spell the architecture out.
-using ArchitectureReader = std::function<std::vector<ArchitectureKey>(const std::string& dir)>;
-
 /// A deck, and where its values come from, so that code that uses one can throw a DeckError that
 /// names the place.
 struct LoadedDeck {
@@ -48,6 +37,20 @@ struct LoadedDeck {
   /// paths are relative, and where the file is if it lies relative to the deck. Else empty.
   std::string path_hint(std::string_view key, const std::string& path) const;
 };
+
+/// A key, like "model.layers", as a model directory states it.
+struct ArchitectureKey {
+  std::string key;
+  std::variant<std::int64_t, double, bool, std::string> value;
+  std::string place;  // for messages, like "dir/config.json"
+  bool fixed = true;  // false: the user may say otherwise
+};
+
+/// Reads the architecture from the directory that model.init_from names, for a deck in which as yet
+/// is what the user said. An empty function leaves the directory alone: resolved decks spell the
+/// architecture out.
+using ArchitectureReader =
+    std::function<std::vector<ArchitectureKey>(const std::string& dir, const LoadedDeck& said)>;
 
 /// Reads the deck at `path`, then applies `sets` ("section.key=value") in order. Throws DeckError.
 LoadedDeck load_deck(const std::string& path, std::span<const std::string> sets = {},

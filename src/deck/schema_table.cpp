@@ -331,6 +331,13 @@ constexpr SchemaRow kRows[] = {
                                                 "Hugging Face directory: its config.json fixes the "
                                                 "architecture, its safetensors the weights",
                                                 {.unset = "random weights", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::init_head>(
+        "model.init_head",
+        "of a classifier: whose weights its head begins with: those of init_from, or fresh ones, "
+        "drawn from run.seed; BERT's pooler, where it is as wide, becomes the dense layer of a "
+        "fresh head; the log lists what is drawn and what is not read",
+        {.unset = "fresh where init_from has no head for task.kind, else directory",
+         .on_resume = refused}),
     row<&Deck::model, &ModelSection::accept_non_finite>(
         "model.accept_non_finite",
         "take weights from init_from, and evaluate a checkpoint's, even where some are NaN or "
@@ -384,7 +391,7 @@ constexpr SchemaRow kRows[] = {
         "task.pooling",
         "of classify: what the head reads: the mean of the document's vectors, that of its first "
         "token, or that of its last",
-        {.unset = "classify: mean", .on_resume = architecture}),
+        {.unset = "classify: what init_from says, else mean", .on_resume = architecture}),
     row<&Deck::task, &TaskSection::overlong>(
         "task.overlong",
         "of classify and tokens: documents of more than "

@@ -6,12 +6,40 @@
 #include "io/tokenizer_files.hpp"
 
 namespace tessera::setup {
+namespace {
 
-std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory) {
+/// The head that a deck wants, where that says classes. What the user does not say of it is as in
+/// the directory.
+std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
+                                            const deck::LoadedDeck& said) {
+  std::optional<HeadWeights> head;
+  if (said.explicitly_set("model.init_head")) head = said.deck.model.init_head;
+  if (said.explicitly_set("task.kind")) {
+    const deck::TaskKind kind = said.deck.task.kind;
+    if (!deck::has_classes(kind)) return std::nullopt;
+    return io::HfWantedHead{.task = std::string(enum_word(kind)), .head = head};
+  }
+  if (head != HeadWeights::fresh) return std::nullopt;
+  const io::HfArchitecture own = io::read_hf_config(config).architecture;
+  if (own.labels == 0) return std::nullopt;
+  return io::HfWantedHead{.task = own.task, .head = head};
+}
+
+}  // namespace
+
+std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory,
+                                                     const deck::LoadedDeck& said) {
   std::vector<deck::ArchitectureKey> keys;
   const auto path = std::filesystem::path(directory) / "config.json";
-  const io::HfConfig config = io::read_hf_config(path);
-  for (const io::HfKey& k : config.keys) keys.push_back({io::deck_key(k.key), k.value, k.place});
+  const io::HfConfig config = io::read_hf_config(path, wanted_head(path, said));
+  const bool no_dense_layer =
+      said.explicitly_set("model.head_hidden") && said.deck.model.head_hidden == 0;
+  for (const io::HfKey& k : config.keys) {
+    if (!k.fixed && k.key == "head_activation" && no_dense_layer) continue;
+    keys.push_back({io::deck_key(k.key), k.value, k.place, k.fixed});
+  }
+  if (config.head == HeadWeights::fresh)
+    keys.push_back({"model.init_head", std::string(enum_word(config.head)), path.string()});
   if (config.architecture.task != "mlm" || config.architecture.mask_token >= 0) return keys;
   const auto tokenizer = std::filesystem::path(directory) / "tokenizer.json";
   if (const auto mask = io::mask_token_of(tokenizer))

@@ -8,7 +8,9 @@
 
 namespace tessera::setup {
 
-/// Reads config.json where model.init_from points; the reader that load_deck() wants.
-std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);
+/// Reads config.json where model.init_from points; the reader that load_deck() wants. A deck that
+/// says classes may do so of a directory without a head for them: then the head is a fresh one.
+std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory,
+                                                     const deck::LoadedDeck& said);
 
 }  // namespace tessera::setup

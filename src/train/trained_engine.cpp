@@ -15,15 +15,17 @@ namespace {
 void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
                  std::string_view weights, int threads) {
   const deck::Deck& deck = loaded.deck;
-  if (!start && !deck.model.init_from) {
+  const bool fresh_head = deck.model.init_head == HeadWeights::fresh;
+  if (!start && (!deck.model.init_from || fresh_head)) {
     throw DeckError(fmt::format(
-        "{}: nothing to evaluate but random weights: {} has no checkpoint{}, and model.init_from "
-        "is unset; train first, name a run or a checkpoint in place of the deck, or set "
+        "{}: nothing to evaluate but random weights: {} has no checkpoint{}, and {}; train first, "
+        "name a run or a checkpoint in place of the deck, or set "
         "run.resume or model.init_from",
         loaded.name, deck::run_directory(deck),
         deck.run.resume == std::variant<deck::Resume, std::string>(deck::Resume::never)
             ? " that run.resume = \"never\" allows"
-            : ""));
+            : "",
+        fresh_head ? "the head of model.init_from is a fresh one" : "model.init_from is unset"));
   }
   if (!start && weights == optim::kEma) {
     throw DataError(fmt::format(

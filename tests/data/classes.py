@@ -17,6 +17,21 @@ MODELS = {
                {"kind": "classify", "pooling": "last"}),
     "tagger": ({**COMMON, "embedding_norm": True, "activation": "gelu_erf"}, {"kind": "tokens"}),
 }
+SIZES = {"layers": LAYERS, "heads": HEADS, "hidden": HIDDEN, "ffn_hidden": 48, "vocab": 256,
+         "context": CONTEXT, "init_std": 0.1}
+# Directories that classifiers begin with, by name: [model] and [task] of the run whose weights they have.
+PRETRAINED = {
+    "bert": ({**SIZES, "family": "bert", "head_hidden": HIDDEN, "head_activation": "gelu_erf",
+              "head_norm": True, "head_bias": True}, {"kind": "mlm", "mask_token": 255}),
+    "gpt2": ({**SIZES, "family": "gpt2"}, {"kind": "lm"}),
+}
+# Classifiers that begin with one of these and a fresh head, by name: which, and what [model] and [task]
+# say. A head of transformers has no bias behind GPT-2.
+FRESH = {
+    "bert_texts": ("bert", {}, {"kind": "classify"}),
+    "bert_words": ("bert", {}, {"kind": "tokens"}),
+    "gpt2_texts": ("gpt2", {"head_bias": False}, {"kind": "classify"}),
+}
 # What `tokenize` is told of each task's lines.
 TOLD = {"classify": ["--label", "animal"], "tokens": ["--words", "words", "--label", "animals"]}
 # Gradients that are rounding alone, as those of keys' biases, are far below eps.
@@ -24,7 +39,7 @@ STEPS, BATCH, LR, EPS, CLIP = 10, 8, 3e-3, 1e-4, 1.0
 
 
 def kind_of(name):
-    return MODELS[name][1]["kind"]
+    return (MODELS.get(name) or FRESH[name])[-1]["kind"]
 
 
 def texts(count=80):
@@ -78,9 +93,20 @@ def write_samples(path, kind):
         write_sentences(path, sentences())
 
 
-def deck(name, prefix):
-    """Sections of a deck that trains the classifier on the token files of its samples."""
-    model, task = MODELS[name]
+def pretraining(name, prefix):
+    """Sections of a deck whose only step moves nothing."""
+    model, task = PRETRAINED[name]
+    return {"run": {"steps": 1, "seed": 5, "backend": "debug"}, "model": dict(model),
+            "data": {"train": [str(prefix)]}, "task": dict(task), "batch": {"global": 1},
+            "optimizer": {"lr": 1e-30}}
+
+
+def deck(name, prefix, directories=None):
+    """Sections of a deck that trains the classifier on the token files of its samples; `directories` is
+    where those of PRETRAINED are."""
+    model, task = MODELS.get(name) or FRESH[name][1:]
+    if name in FRESH:
+        model = {"init_from": str(directories / FRESH[name][0]), "init_std": 0.1, **model}
     return {"run": {"steps": STEPS, "seed": 3, "backend": "debug"}, "model": dict(model),
             "data": {"train": [str(prefix)], "shuffle": False},
             "task": {**task, "labels": len(LABELS)},

@@ -1,10 +1,12 @@
 """Makes oracle/classifiers.json: what PyTorch computes when it trains the classifiers of classes.py from
 the initial weights that Tessera gives them, in fp64 and fp32: the loss and the gradient's norm of each
-step, and then how many of each label it takes for each. tests/run/classify_test.py compares.
+step, and then how many of each label it takes for each. Of those that begin with a directory and a fresh
+head, what transformers makes of the directory, with that head. tests/run/classify_test.py compares.
 
-    pip install torch h5py && python make_classifiers.py TESSERA
+    pip install torch transformers h5py && python make_classifiers.py TESSERA
 """
 
+import copy
 import json
 import os
 import pathlib
@@ -15,6 +17,8 @@ import tempfile
 import h5py
 import torch
 from torch.nn import functional as F
+from transformers import (BertForSequenceClassification, BertForTokenClassification,
+                          GPT2ForSequenceClassification)
 
 import classes
 
@@ -28,23 +32,65 @@ ACTIVATIONS = {"relu": F.relu, "tanh": torch.tanh, "gelu_erf": F.gelu,
                "gelu": lambda x: F.gelu(x, approximate="tanh")}
 
 
-def initial_weights(name):
+def tessera(*arguments):
+    subprocess.run([sys.argv[1], *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def run(directory, name, deck):
+    deck["run"]["dir"] = str(directory / name)
+    (directory / f"{name}.toml").write_text(to_toml(deck))
+    tessera("train", directory / f"{name}.toml")
+    return directory / name
+
+
+def write_tokens(directory, kind):
+    classes.write_samples(directory / "all.jsonl", kind)
+    tessera("tokenize", directory / "all.jsonl", *classes.TOLD[kind], "--out", directory / "all")
+    return directory / "all"
+
+
+def initial_weights(name, directory):
     """Those of a run whose only step moves nothing."""
-    with tempfile.TemporaryDirectory() as directory:
-        directory = pathlib.Path(directory)
-        kind = classes.kind_of(name)
-        classes.write_samples(directory / "all.jsonl", kind)
-        subprocess.run([sys.argv[1], "tokenize", directory / "all.jsonl", *classes.TOLD[kind],
-                        "--out", directory / "all"], check=True, stdout=subprocess.DEVNULL)
-        deck = classes.deck(name, directory / "all")
-        deck["run"].update(steps=1, dir=str(directory / "run"))
-        deck["optimizer"]["lr"] = 1e-30
-        (directory / "deck.toml").write_text(to_toml(deck))
-        subprocess.run([sys.argv[1], "train", directory / "deck.toml"], check=True,
-                       stdout=subprocess.DEVNULL)
-        (path,) = (directory / "run").glob("checkpoints/*/model.h5")
-        with h5py.File(path) as file:
-            return {key: torch.tensor(item[()]) for key, item in file["master"].items()}
+    prefix = write_tokens(directory, classes.kind_of(name))
+    if name in classes.FRESH:
+        of = classes.FRESH[name][0]
+        made = run(directory, f"{of}_run", classes.pretraining(of, prefix))
+        tessera("export", made, "--to", directory / of)
+    deck = classes.deck(name, prefix, directory)
+    deck["run"]["steps"] = 1
+    deck["optimizer"]["lr"] = 1e-30
+    (path,) = run(directory, "run", deck).glob("checkpoints/*/model.h5")
+    with h5py.File(path) as file:
+        return {key: torch.tensor(item[()]) for key, item in file["master"].items()}
+
+
+# By name: the class of transformers, and where its head has which of Tessera's parameters.
+THEIRS = {
+    "bert_texts": (BertForSequenceClassification, {
+        "bert.pooler.dense.weight": "head_dense.weight", "bert.pooler.dense.bias": "head_dense.bias",
+        "classifier.weight": "head.weight", "classifier.bias": "head_bias.bias"}),
+    "bert_words": (BertForTokenClassification, {
+        "classifier.weight": "head.weight", "classifier.bias": "head_bias.bias"}),
+    "gpt2_texts": (GPT2ForSequenceClassification, {"score.weight": "head.weight"}),
+}
+
+
+def theirs(name, directory, ours):
+    """The model that transformers makes of a directory, with our head. A type of tokens that all have is
+    part of their positions, of which it is no parameter of its own."""
+    made, head = THEIRS[name]
+    model = made.from_pretrained(directory / classes.FRESH[name][0], num_labels=len(classes.LABELS)).eval()
+    with torch.no_grad():
+        for key, of in head.items():
+            model.get_parameter(key).copy_(ours[of])
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_("token_type" not in key)
+    return model
+
+
+def logits_of(model, kind, text, labels):
+    found = model(torch.tensor([list(text.encode())])).logits[0]
+    return found[list(labels)] if kind == "tokens" else found[None]
 
 
 def logits(w, name, text, labels):
@@ -82,35 +128,48 @@ def logits(w, name, text, labels):
     return F.linear(x, w["head.weight"], w["head_bias.bias"])
 
 
-def train(initial, name, dtype):
+def train_ours(initial, name, dtype):
     w = {key: value.to(dtype) for key, value in initial.items()}
     learned = [key for key in w if not (key == "positions.weight"
                                         and classes.MODELS[name][0].get("position") == "sinusoidal")]
     for key in learned:
         w[key].requires_grad_(True)
-    optimizer = torch.optim.Adam([w[key] for key in learned], lr=classes.LR, betas=(0.9, 0.999),
-                                 eps=classes.EPS)
+    return train(name, [w[key] for key in learned], lambda *sample: logits(w, name, *sample))
+
+
+def train_theirs(model, name, dtype):
+    model = copy.deepcopy(model).to(dtype)
+    return train(name, [p for p in model.parameters() if p.requires_grad],
+                 lambda *sample: logits_of(model, classes.kind_of(name), *sample))
+
+
+def train(name, learned, logits):
+    optimizer = torch.optim.Adam(learned, lr=classes.LR, betas=(0.9, 0.999), eps=classes.EPS)
     samples, steps = classes.samples(classes.kind_of(name)), []
     numbers = lambda labels: [classes.LABELS.index(label) for label in labels.values()]
     for step in range(classes.STEPS):
         batch = [samples[(step * classes.BATCH + i) % len(samples)] for i in range(classes.BATCH)]
         optimizer.zero_grad()
-        loss = F.cross_entropy(torch.cat([logits(w, name, *sample) for sample in batch]),
+        loss = F.cross_entropy(torch.cat([logits(*sample) for sample in batch]),
                                torch.tensor([n for _, labels in batch for n in numbers(labels)]))
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_([w[key] for key in learned], classes.CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(learned, classes.CLIP)
         optimizer.step()
         steps.append([loss.item(), norm.item()])
     confusion = [[0] * len(classes.LABELS) for _ in classes.LABELS]
     for text, labels in samples:
-        for label, row in zip(numbers(labels), logits(w, name, text, labels)):
+        for label, row in zip(numbers(labels), logits(text, labels)):
             confusion[label][row.argmax().item()] += 1
     return {"steps": steps, "confusion": confusion}
 
 
 result = {}
-for model in classes.MODELS:
-    weights = initial_weights(model)
-    result[model] = {kind: train(weights, model, getattr(torch, kind)) for kind in ("float64", "float32")}
-    print(model, result[model]["float64"])
+for name in (*classes.MODELS, *classes.FRESH):
+    with tempfile.TemporaryDirectory() as temporary:
+        weights = initial_weights(name, pathlib.Path(temporary))
+        trained, of = train_ours, weights
+        if name in classes.FRESH:
+            trained, of = train_theirs, theirs(name, pathlib.Path(temporary), weights)
+    result[name] = {kind: trained(of, name, getattr(torch, kind)) for kind in ("float64", "float32")}
+    print(name, result[name]["float64"])
 (TESTS / "data" / "oracle" / "classifiers.json").write_text(json.dumps(result, indent=1) + "\n")

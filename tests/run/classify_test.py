@@ -1,6 +1,7 @@
 """Classifiers of documents and of words: as PyTorch trains them, the same bits on every layout and over
 restarts, what evaluation and `classify` say, masked language modelling with an encoder, and what is refused."""
 
+import array
 import json
 import shutil
 import sys
@@ -37,7 +38,14 @@ class ClassifyTest(RunTest):
 
     def deck_of(self, run, model, **changes):
         prefix = self.prefix(classes.kind_of(model))
-        return self.deck(run, change(classes.deck(model, prefix), **changes))
+        return self.deck(run, change(classes.deck(model, prefix, self.dir), **changes))
+
+    def pretrain(self, name):
+        """A directory of classes.PRETRAINED."""
+        self.train(1, self.deck(f"{name}_run", classes.pretraining(name, self.prefix("classify"))))
+        job = self.run_job(0, "export", self.dir / f"{name}_run", "--to", self.dir / name)
+        self.assertEqual(job.code, 0, job.output)
+        return self.dir / name
 
     def steps_of(self, name):
         return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
@@ -83,6 +91,14 @@ class Oracle(ClassifyTest):
 
     def test_words(self):
         self.check("tagger", LAYOUTS)
+
+    def test_fresh_heads(self):
+        """On what transformers makes of the directory."""
+        for name in classes.PRETRAINED:
+            self.pretrain(name)
+        self.check("bert_texts", LAYOUTS[:3])
+        self.check("bert_words", LAYOUTS[1:4])
+        self.check("gpt2_texts", LAYOUTS[1:3])
 
 
 class Bits(ClassifyTest):
@@ -279,6 +295,158 @@ class Verbs(ClassifyTest):
         path = self.dir / "line.jsonl"
         classes.write_lines(path, [("abc", label)])
         return path
+
+
+class FreshHead(ClassifyTest):
+    """Classifiers that begin with a directory of another model, but for their head."""
+
+    HEAD = ("head_dense.weight", "head_dense.bias", "head.weight", "head_bias.bias")
+
+    def job(self, code, *arguments, ranks=0, says=()):
+        job = self.run_job(ranks, *arguments)
+        self.assertEqual(job.code, code, job.output)
+        for text in says:
+            self.assertEqual(job.output.count(text), 1, f"{text}\n{job.output}")
+        return job.output
+
+    def tensors(self, name, of):
+        """Those of a directory; of a run, of its export: what a step moves that moves next to nothing is 0."""
+        path = self.dir / name
+        if not (path / "config.json").exists():
+            path = self.dir / f"{name}_{of}"
+            self.job(0, "export", self.dir / name, "--to", path, "--no-proof")
+        data = (path / "model.safetensors").read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + size])
+        header.pop("__metadata__", None)
+        values = {key: array.array("f", data[8 + size:][slice(*entry["data_offsets"])])
+                  for key, entry in header.items()}
+        return {key: [x if abs(x) > 1e-20 else 0 for x in of] for key, of in values.items()}
+
+    def begin(self, name, model="bert_texts", **changes):
+        """A run whose only step moves nothing."""
+        deck = self.deck_of(name, model, run__steps=1, optimizer__lr=1e-30, **changes)
+        return deck, self.job(0, "train", deck, ranks=1)
+
+    def test_what_is_read_and_what_is_drawn(self):
+        bert = self.pretrain("bert")
+        deck, output = self.begin("texts")
+        drawn = f"note: {', '.join(self.HEAD)} are not of {bert}, but drawn anew from run.seed = 3"
+        left = (f"note: of {bert}, cls.predictions.bias, cls.predictions.transform.LayerNorm.bias, "
+                "cls.predictions.transform.LayerNorm.weight, cls.predictions.transform.dense.bias, "
+                "cls.predictions.transform.dense.weight are left out")
+        for text in (drawn, left):
+            self.assertEqual(output.count(text), 1, output)
+        self.job(0, "check", deck, "--ranks", "2", says=[drawn, left])
+        resolved = (self.dir / "texts" / "resolved.toml").read_text()
+        for line in ('init_head = "fresh"', "head_hidden = 32", 'head_activation = "tanh"',
+                     'pooling = "first"', "tied_embeddings = false"):
+            self.assertIn(line, resolved)
+        theirs, ours = self.tensors("bert", ""), self.tensors("texts", "out")
+        encoder = {key for key in theirs if key.startswith("bert.")}
+        self.assertEqual(set(ours) - encoder, {"bert.pooler.dense.weight", "bert.pooler.dense.bias",
+                                               "classifier.weight", "classifier.bias"})
+        for key in encoder:
+            self.assertEqual(ours[key], theirs[key], key)
+        # The head is that of a model from scratch with the seed.
+        scratch = classes.deck("bert", self.prefix("classify"))
+        scratch["model"].update(family="bert")
+        self.job(0, "train", self.deck("scratch", change(scratch, run__steps=1, optimizer__lr=1e-30)),
+                 ranks=1)
+        drawn = self.tensors("scratch", "out")
+        for key in set(ours) - encoder:
+            self.assertEqual(ours[key], drawn[key], key)
+        self.assertNotEqual(drawn["bert.pooler.dense.weight"], theirs["cls.predictions.transform.dense.weight"])
+
+    def test_a_pooler_becomes_the_dense_layer(self):
+        """That of a classifier whose classes are others, too."""
+        self.pretrain("bert")
+        self.begin("texts")
+        theirs = self.tensors("texts", "classifier")
+        directory = str(self.dir / "texts_classifier")
+        self.begin("pooled", model__init_from=directory, model__init_head="fresh", run__seed=8)
+        self.job(2, "train", self.dir / "pooled.toml", "--set", 'model.init_head="directory"', ranks=1,
+                 says=['model.init_head = "directory" differs from the checkpoint\'s "fresh"'])
+        ours = self.tensors("pooled", "out")
+        self.assertEqual({key for key in theirs if ours[key] != theirs[key]}, {"classifier.weight"})
+        for name, changes in (("narrow", {"model__head_hidden": 16}),
+                              ("words", {"model": "bert_words"}),
+                              ("none", {"model__head_hidden": 0, "task__pooling": "mean"})):
+            with self.subTest(name):
+                _, output = self.begin(name, **{"model__init_from": directory,
+                                                "model__init_head": "fresh", **changes})
+                for tensor in ("bert.pooler.dense.weight", "classifier.weight"):
+                    self.assertRegex(output, f"note: of .*{tensor}.* are left out")
+
+    def test_every_layout_and_restart_has_the_same_bits(self):
+        self.pretrain("bert")
+        fixed = {**ANY_LAYOUT, "run__steps": 4}
+        want = self.train(1, self.deck_of("one", "bert_texts", **fixed))
+        for ranks, layout in ((2, {"zero__stage": 3}), (2, {"parallel__tensor": 2}),
+                              (2, {"parallel__pipeline": 2, "zero__stage": 1})):
+            with self.subTest(**layout):
+                name = "_".join(k.split("__")[1] for k in layout)
+                self.assertEqual(self.train(ranks, self.deck_of(name, "bert_texts", **fixed, **layout)),
+                                 want)
+        shutil.rmtree(self.dir / "one" / "checkpoints" / "step_00000004")
+        self.assertEqual(self.train(2, self.deck_of("one", "bert_texts", **fixed)), want)
+
+    def test_a_head_that_is_there_is_taken_or_refused(self):
+        self.pretrain("bert")
+        self.begin("texts")
+        self.tensors("texts", "classifier")
+        directory = {"model__init_from": str(self.dir / "texts_classifier")}
+        _, output = self.begin("same", **directory)
+        self.assertNotIn("drawn anew", output)
+        self.assertEqual(self.tensors("same", "out"), self.tensors("texts_classifier", ""))
+        for name, code, text, changes in (
+                ("more", 2, "task.labels = 4, but", {"task__labels": 4}),
+                ("wide", 2, 'or give model.init_head = "fresh"', {"model__head_hidden": 16}),
+                ("mean", 2, 'task.pooling = "mean", but', {"task__pooling": "mean"}),
+                ("none", 3, 'a head for task.kind = "tokens" is not there (model.init_head = "fresh" '
+                 "draws one)", {"model": "bert_words", "model__init_head": "directory"})):
+            with self.subTest(name):
+                model = changes.pop("model", "bert_texts")
+                deck = self.deck_of(name, model, **directory, **changes)
+                self.job(code, "train", deck, ranks=2, says=[text])
+        config = json.loads((self.dir / "texts_classifier" / "config.json").read_text())
+        config["id2label"] = {str(i): name for i, name in enumerate(("x", "y", "z"))}
+        (self.dir / "texts_classifier" / "config.json").write_text(json.dumps(config))
+        deck = self.deck_of("names", "bert_texts", **directory)
+        self.job(3, "train", deck, ranks=2, says=['or begin with a fresh head, by model.init_head'])
+        self.begin("told", **directory, model__init_head="fresh", task__labels=5)
+
+    def test_bad_input(self):
+        bert = self.pretrain("bert")
+        for name, code, text, changes in (
+                ("labels", 2, "task.labels is missing", {"task__labels": None}),
+                ("kind", 2, 'model.init_head has no effect without task.kind = "classify" or "tokens"',
+                 {"task__kind": "mlm", "task__labels": None, "model__init_head": "fresh"}),
+                ("wide", 2, "model.hidden = 64, but", {"model__hidden": 64}),
+                ("absent", 3, "config.json", {"model__init_from": str(self.dir / "nowhere")})):
+            with self.subTest(name):
+                self.job(code, "train", self.deck_of(name, "bert_texts", **changes), ranks=2,
+                         says=[text])
+        model = classes.deck("encoder", self.prefix("classify"))
+        model["model"]["init_head"] = "fresh"
+        self.job(2, "train", self.deck("alone", model), ranks=1,
+                 says=["model.init_head has no effect without model.init_from"])
+        deck = self.deck_of("evaluated", "bert_texts", data__validation=[str(self.prefix("classify"))])
+        self.job(2, "evaluate", deck, ranks=2, says=["the head of model.init_from is a fresh one"])
+        weights = bert / "model.safetensors"
+        whole = weights.read_bytes()
+        for name, text, wrong in (
+                ("missing", "bert.encoder.layer.1.output.dense.bias is missing",
+                 whole.replace(b"bert.encoder.layer.1.output.dense.bias",
+                               b"lost.encoder.layer.1.output.dense.bias")),
+                ("unknown", "bert.encoder.layer.9.output.dense.bias is not a tensor of the family",
+                 whole.replace(b"bert.encoder.layer.1.output.dense.bias",
+                               b"bert.encoder.layer.9.output.dense.bias")),
+                ("cut", "model.safetensors", whole[:-4])):
+            with self.subTest(name):
+                weights.write_bytes(wrong)
+                output = self.job(3, "train", self.deck_of(name, "bert_texts"), ranks=2, says=[])
+                self.assertIn(text, output)
 
 
 class Refused(ClassifyTest):

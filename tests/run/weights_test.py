@@ -285,9 +285,8 @@ class Encoders(WeightsTest):
         write_tokens(self.corpus, vocab=13)
         deck = self.starting_from("started", old, batch__sequence=8)
         self.job("train", deck, ranks=1, says=[left_out])
-        deck = self.starting_from("other_task", old, batch__sequence=8, task__kind="classify",
-                                  task__labels=2)
-        self.job("train", deck, ranks=1, code=2, says=['task.kind = "classify", but', 'says "mlm"'])
+        deck = self.starting_from("other_task", old, batch__sequence=8, task__kind="lm")
+        self.job("train", deck, ranks=1, code=2, says=['task.kind = "lm", but', 'says "mlm"'])
         Safetensors(old / "model.safetensors").put("cls.predictions.decoder.bias", 5, value=7.0)
         self.job("import", old, "--to", self.dir / "two", code=3, says=[
             "cls.predictions.decoder.bias[5] = 7 differs from", "the two are one parameter: remove"])

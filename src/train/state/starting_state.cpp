@@ -11,7 +11,6 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
 #include "io/finite.hpp"
-#include "io/hugging_face.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::train {
@@ -221,31 +220,55 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
   return std::nullopt;
 }
 
+io::HfModel open_init_from(const deck::Deck& deck) {
+  std::optional<io::HfFreshHead> fresh;
+  if (deck.model.init_head == HeadWeights::fresh)
+    fresh = {.task = std::string(enum_word(deck.task.kind)), .hidden = deck.model.head_hidden};
+  return io::HfModel::open(*deck.model.init_from, fresh);
+}
+
+std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfModel& source) {
+  const std::string& directory = *deck.model.init_from;
+  std::vector<std::string> notes, fresh;
+  if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
+    notes.push_back(fmt::format(
+        "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
+        printable(directory)));
+  }
+  for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
+    for (const auto& p : unit.params) {
+      if (!source.has(p.name)) fresh.push_back(p.name);
+    }
+  }
+  if (!fresh.empty()) {
+    notes.push_back(fmt::format("note: {} are not of {}, but drawn anew from run.seed = {}",
+                                fmt::join(fresh, ", "), printable(directory), deck.run.seed));
+  }
+  if (const std::string note = source.left_out(directory); !note.empty()) notes.push_back(note);
+  return notes;
+}
+
 std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
                                            ModelState& state) {
   std::vector<std::string> notes;
   control.together([&] {
+    const ParameterSource drawn = initial_values(static_cast<std::uint64_t>(deck.run.seed));
     if (!deck.model.init_from) {
-      state.set_parameters(initial_values(static_cast<std::uint64_t>(deck.run.seed)));
+      state.set_parameters(drawn);
       return;
     }
-    const io::HfModel source = io::HfModel::open(*deck.model.init_from);
-    if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
-      notes.push_back(fmt::format(
-          "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
-          printable(*deck.model.init_from)));
-    }
-    if (const std::string note = source.left_out(*deck.model.init_from); !note.empty())
-      notes.push_back(note);
+    const io::HfModel source = open_init_from(deck);
+    notes = init_from_notes(deck, source);
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+          if (!source.has(p.name)) return drawn(p, range, out);
           source.read(p.name, range.begin, out);
           progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
         });
-    if (bad && !deck.model.accept_non_finite) {
+    if (bad && source.has(bad->parameter) && !deck.model.accept_non_finite) {
       throw io::non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
                                  "model.accept_non_finite = true");
     }

@@ -10,6 +10,7 @@
 #include "comm/mpi/control.hpp"
 #include "deck/load.hpp"
 #include "deck/resume.hpp"
+#include "io/hugging_face.hpp"
 #include "train/state/model_state.hpp"
 
 namespace tessera::train {
@@ -66,9 +67,15 @@ std::string source_of(const LoadedCheckpoint& checkpoint);
 /// `threads` of a rank are not as many as the checkpoint was made with.
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
 
-/// model.init_from's weights, else random ones. Collective. Returns what the user should know of
-/// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,
-/// unless model.accept_non_finite.
+/// The directory of model.init_from, as far as its weights are taken.
+io::HfModel open_init_from(const deck::Deck& deck);
+/// What the user should know of it: what is left out, which parameters are drawn anew, and what its
+/// type may do.
+std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfModel& source);
+
+/// model.init_from's weights, else random ones, as those of a fresh head are. Collective. Returns
+/// what the user should know of them, or nothing. Throws DataError on every rank for weights of
+/// init_from that are not finite, unless model.accept_non_finite.
 std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
                                            ModelState& state);
 

@@ -8,7 +8,7 @@
 #include "data/labels.hpp"
 #include "data/tokenizers.hpp"
 #include "io/file.hpp"
-#include "io/hugging_face.hpp"
+#include "train/state/starting_state.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -71,8 +71,10 @@ std::string data_text(const deck::LoadedDeck& loaded) {
   data::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)
     text += fmt::format("tokenizer of {}: {}\n", known.key, printable(known.path.string()));
-  if (deck.model.init_from)
-    io::HfModel::open(*deck.model.init_from);  // its directory was read before
+  if (deck.model.init_from) {  // its directory was read before
+    for (const auto& note : train::init_from_notes(deck, train::open_init_from(deck)))
+      text += note + "\n";
+  }
   return text;
 }
 

@@ -363,7 +363,7 @@ TEST(Presets, YieldToExplicitKeys) {
   expect_contains(refusal_of("model.preset=gpt2_1.6b"), "(did you mean \"gpt2_1.5b\"?)");
 }
 
-std::vector<ArchitectureKey> small_llama(const std::string& dir) {
+std::vector<ArchitectureKey> small_llama(const std::string& dir, const LoadedDeck&) {
   const std::string place = dir + "/config.json";
   return {{"model.family", std::string("llama"), place}, {"model.layers", std::int64_t{3}, place},
           {"model.heads", std::int64_t{4}, place},       {"model.hidden", std::int64_t{32}, place},
@@ -398,8 +398,8 @@ TEST(ModelDirectory, DisagreementShowsBothSides) {
 
 // Of training the deck's own word counts; one rate for all is a word for each.
 TEST(ModelDirectory, DropoutIsTheDirectorysUnlessTheDeckSaysOtherwise) {
-  const auto reader = [](const std::string& dir) {
-    std::vector<ArchitectureKey> keys = small_llama(dir);
+  const auto reader = [](const std::string& dir, const LoadedDeck& said) {
+    std::vector<ArchitectureKey> keys = small_llama(dir, said);
     for (const char* key : {"model.dropout_embedding", "model.dropout_attention"})
       keys.push_back({key, 0.25, dir + "/config.json"});
     return keys;
@@ -416,9 +416,34 @@ TEST(ModelDirectory, DropoutIsTheDirectorysUnlessTheDeckSaysOtherwise) {
   expect_contains(refusal(kFromDirectory, {"model.dropout=1.5"}, reader), "model.dropout = 1.5");
 }
 
+TEST(ModelDirectory, OfAFreshHeadTheDeckMaySayOtherwise) {
+  const auto reader = [](const std::string& dir, const LoadedDeck& said) {
+    std::vector<ArchitectureKey> keys = small_llama(dir, said);
+    keys.back() = {"model.tied_embeddings", false, dir + "/config.json"};
+    const bool fixed = !said.explicitly_set("model.init_head");
+    keys.push_back({"task.pooling", std::string("first"), dir + "/config.json", fixed});
+    return keys;
+  };
+  const auto text = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets{"task.kind=classify", "task.labels=3"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return refusal(kFromDirectory, sets, reader);
+  };
+  EXPECT_EQ(text({}), "");
+  EXPECT_EQ(
+      text({"task.pooling=last"}),
+      "--set #3: task.pooling = \"last\", but hf/config.json says \"first\" (remove the key, or "
+      "model.init_from, or give model.init_head = \"fresh\")");
+  EXPECT_EQ(text({"task.pooling=last", "model.init_head=fresh"}), "");
+  EXPECT_EQ(
+      refusal(kFromDirectory, {"model.init_head=fresh"}, small_llama),
+      "--set #1: model.init_head has no effect without task.kind = \"classify\" or \"tokens\" "
+      "(leave it out)");
+}
+
 TEST(ModelDirectory, HostileValuesAreLocated) {
-  const auto hostile = [](const std::string& dir) {
-    std::vector<ArchitectureKey> keys = small_llama(dir);
+  const auto hostile = [](const std::string& dir, const LoadedDeck& said) {
+    std::vector<ArchitectureKey> keys = small_llama(dir, said);
     keys[2].value = std::int64_t{-4};
     return keys;
   };
@@ -426,7 +451,7 @@ TEST(ModelDirectory, HostileValuesAreLocated) {
 }
 
 TEST(ModelDirectory, ReadersErrorKeepsItsType) {
-  const auto broken = [](const std::string&) -> std::vector<ArchitectureKey> {
+  const auto broken = [](const std::string&, const LoadedDeck&) -> std::vector<ArchitectureKey> {
     throw DataError("hf/config.json: no such file");
   };
   try {

@@ -318,6 +318,77 @@ TEST(HfModel, NamesClassesOfTokens) {
   }
 }
 
+TEST(HfModel, LeavesItsHeadForAFreshOne) {
+  const auto open = [](const char* name, const char* task, std::int64_t hidden) {
+    return io::HfModel::open(data_path(name), io::HfFreshHead{.task = task, .hidden = hidden});
+  };
+  for (const char* name : {"bert", "roberta", "bert_tokens", "bert_classes", "gpt2", "qwen2",
+                           "gemma2", "gptj", "llama_sharded"}) {
+    const auto own = io::HfModel::open(data_path(name));
+    const auto model = open(name, "tokens", 0);
+    EXPECT_EQ(model.architecture().task, "tokens");
+    EXPECT_FALSE(model.architecture().tied_embeddings);
+    EXPECT_EQ(model.architecture().logit_soft_cap, 0);
+    for (const auto& p : own.parameters()) {
+      const bool of_head = p.parameter.starts_with("head");
+      EXPECT_EQ(model.has(p.parameter), !of_head) << name << ": " << p.parameter;
+      if (of_head) continue;
+      EXPECT_EQ(bits(read_all(model, p)), bits(read_all(own, p))) << p.parameter;
+    }
+  }
+  EXPECT_TRUE(open("bert_classes", "classify", 8).has("head_dense.weight")) << "its pooler";
+  EXPECT_FALSE(open("bert_classes", "classify", 8).has("head.weight"));
+  EXPECT_FALSE(open("bert_classes", "classify", 12).has("head_dense.weight"));
+  EXPECT_EQ(std::ssize(open("bert_classes", "classify", 12).other_heads()), 4);
+  EXPECT_FALSE(open("bert", "classify", 8).has("head_dense.weight"));
+  EXPECT_FALSE(open("roberta_classes", "classify", 8).has("head_dense.weight")) << "of its head";
+}
+
+TEST(HfConfig, SaysWhichHeadAClassifierBeginsWith) {
+  const auto read = [](const std::filesystem::path& directory, io::HfWantedHead wanted) {
+    return io::read_hf_config(directory / "config.json", wanted);
+  };
+  const auto head = [&](const char* name, const char* task) {
+    return read(data_path(name), {.task = task, .head = {}}).head;
+  };
+  EXPECT_EQ(head("bert", "classify"), HeadWeights::fresh);
+  EXPECT_EQ(head("bert_tokens", "classify"), HeadWeights::fresh);
+  EXPECT_EQ(head("bert_classes", "classify"), HeadWeights::directory);
+  EXPECT_EQ(head("gpt2", "classify"), HeadWeights::fresh);
+  EXPECT_EQ(read(data_path("gpt2"), {.task = "classify", .head = {}}).architecture.pooling, "last");
+  EXPECT_EQ(read(data_path("bert"), {.task = "classify", .head = {}}).architecture.pooling,
+            "first");
+  const auto fresh =
+      read(data_path("bert_classes"), {.task = "classify", .head = HeadWeights::fresh});
+  EXPECT_EQ(fresh.architecture.labels, 0);
+  EXPECT_TRUE(fresh.classes.empty());
+  for (const io::HfKey& key : fresh.keys)
+    EXPECT_EQ(key.fixed, !(key.key.starts_with("head_") || key.key == "task.pooling" ||
+                           key.key == "tied_embeddings" || key.key == "logit_soft_cap"))
+        << key.key;
+  const auto message = message_of<DataError>(
+      [&] { read(data_path("gpt2"), {.task = "tokens", .head = HeadWeights::directory}); });
+  EXPECT_NE(message.find("a head for task.kind = \"tokens\" is not there"), std::string::npos)
+      << message;
+  const Copy other("gpt2");
+  other.edit("config.json",
+             [](json& c) { c["architectures"] = {"GPT2ForSequenceClassification"}; });
+  const auto unsupported =
+      message_of<DataError>([&] { read(other.path, {.task = "classify", .head = {}}); });
+  EXPECT_NE(unsupported.find("a head for task.kind = \"classify\" is not supported"),
+            std::string::npos)
+      << unsupported;
+  EXPECT_EQ(read(other.path, {.task = "classify", .head = HeadWeights::fresh}).head,
+            HeadWeights::fresh);
+  // What the file says of a head that is not read does not matter.
+  const Copy copy("bert_classes");
+  copy.edit("config.json", [](json& c) {
+    c["architectures"] = {"BertForQuestionAnswering"};
+    c["problem_type"] = "multi_label_classification";
+  });
+  EXPECT_EQ(read(copy.path, {.task = "classify", .head = {}}).head, HeadWeights::fresh);
+}
+
 // Positions hold the first type of tokens too, and files keep a place for both.
 TEST(HfModel, TypesOfTokensAreInPositions) {
   const TemporaryDirectory dir;
