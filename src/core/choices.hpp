@@ -67,6 +67,9 @@ enum class RouterScores : std::uint8_t { softmax, sigmoid };
 /// What a group of experts counts: its best expert's score, or the sum of its two best.
 enum class GroupScore : std::uint8_t { largest, two_largest };
 
+/// What tensor ranks have of experts: a part of the width of each, or some of them whole.
+enum class ExpertSplit : std::uint8_t { width, experts };
+
 /// What backward computes again instead of keeping it: nothing, attention, whole blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
@@ -163,6 +166,11 @@ struct EnumWords<GroupScore> {
   using enum GroupScore;
   static constexpr std::array table = {std::pair{largest, "largest"},
                                        std::pair{two_largest, "two_largest"}};
+};
+template <>
+struct EnumWords<ExpertSplit> {
+  using enum ExpertSplit;
+  static constexpr std::array table = {std::pair{width, "width"}, std::pair{experts, "experts"}};
 };
 template <>
 struct EnumWords<Recompute> {

@@ -9,9 +9,8 @@
 #include <functional>
 #include <initializer_list>
 
-#include "core/bytes.hpp"
 #include "core/terminal.hpp"
-#include "deck/curriculum.hpp"
+#include "deck/deck_checker.hpp"
 #include "deck/presets.hpp"
 #include "deck/schema.hpp"
 
@@ -19,10 +18,9 @@ namespace tessera::deck {
 
 namespace {
 
-class Checker {
+class Checker : DeckChecker {
  public:
-  Checker(const LoadedDeck& loaded, Problems& problems)
-      : loaded_(loaded), deck_(loaded.deck), problems_(problems) {}
+  using DeckChecker::DeckChecker;
 
   /// A name is no path: it may have parts, as "small/seed_1", but leads nowhere else.
   void names() {
@@ -64,12 +62,6 @@ class Checker {
     }
     rotary();
     attention();
-  }
-
-  /// A key that only has a meaning beside others.
-  void needs(std::string_view key, bool used, bool good, std::string_view what) {
-    if (usable({key}) && used && !good)
-      problem(key, fmt::format("{} has no effect without {} (leave it out)", key, what));
   }
 
   /// Rotary positions, and that keys about them are not in vain.
@@ -249,6 +241,7 @@ class Checker {
 
   void layout() {
     at_most("parallel.tensor", deck_.parallel.tensor, "model.heads", deck_.model.heads);
+    at_most("parallel.tensor", deck_.parallel.tensor, "model.ffn_hidden", deck_.model.ffn_hidden);
     at_most("parallel.pipeline", deck_.parallel.pipeline, "model.layers", deck_.model.layers);
     if (usable({"parallel.tensor", "parallel.sequence", "batch.sequence"}) &&
         deck_.parallel.sequence && deck_.batch.sequence % deck_.parallel.tensor != 0) {
@@ -312,42 +305,6 @@ class Checker {
     }
   }
 
-  /// What batch.sequence must be a multiple of, its phases' lengths must.
-  void curriculum() {
-    const char* key = "batch.curriculum";
-    const BatchSection& batch = deck_.batch;
-    if (batch.curriculum.empty() || !usable({key, "batch.sequence"})) return;
-    if (const auto what = curriculum_problem(batch.curriculum, batch.sequence))
-      return problem(key, *what);
-    const auto& after = deck_.optimizer.compress_after;
-    const bool rows = usable({"optimizer.compress_after", "model.position"}) &&
-                      deck_.model.position == PositionKind::learned;
-    if (const auto last = phases(batch).back().step; after && rows && last > *after) {
-      problem(key,
-              fmt::format("{} goes on until step {}, but optimizer.compress_after = {}: learned "
-                          "positions that come into use later would have no second moments "
-                          "(let it end before, or compress later)",
-                          key, last, *after));
-    }
-    const std::int64_t tensor = deck_.parallel.tensor, most = deck_.run.reproducible_tensor;
-    const bool split = deck_.parallel.sequence && usable({"parallel.tensor", "parallel.sequence"});
-    const bool layout = deck_.run.reproducible == Reproducible::layout &&
-                        usable({"run.reproducible", "run.reproducible_tensor"});
-    const char* given =
-        batch.curriculum.table.empty() ? "start, end and round" : "the lengths of table";
-    for (const LengthEntry& phase : phases(batch)) {
-      const auto refuse = [&](const char* of, std::int64_t divisor, const char* other) {
-        problem(key,
-                fmt::format("{}: the {} tokens of sequences from step {} on do not divide "
-                            "over {} = {} (give multiples of {} as {}{})",
-                            key, phase.length, phase.step, of, divisor, divisor, given, other));
-      };
-      if (layout && phase.length % most != 0) return refuse("run.reproducible_tensor", most, "");
-      if (split && phase.length % tensor != 0)
-        return refuse("parallel.tensor", tensor, ", or parallel.sequence = false");
-    }
-  }
-
   /// What the same bits on every layout need.
   void reproducible() {
     const std::int64_t most = deck_.run.reproducible_tensor;
@@ -365,6 +322,7 @@ class Checker {
         problem(key, fmt::format("run.reproducible = \"layout\" needs {}", what));
     };
     at_most("run.reproducible_tensor", most, "model.heads", deck_.model.heads);
+    at_most("run.reproducible_tensor", most, "model.ffn_hidden", deck_.model.ffn_hidden);
     needs("run.reproducible_tensor", std::has_single_bit(static_cast<std::uint64_t>(most)),
           fmt::format("a power of two as run.reproducible_tensor, which is {}", most));
     needs("parallel.tensor", most % deck_.parallel.tensor == 0,
@@ -478,299 +436,6 @@ class Checker {
     }
   }
 
-  void data_and_batch() {
-    if (usable({"data.train"}) && deck_.data.train.empty()) {
-      problem("data.train", "data.train = [] names no token file");
-    }
-    if (usable({"data.validation", "evaluate.every"}) && deck_.evaluate.every > 0 &&
-        deck_.data.validation.empty()) {
-      problem("evaluate.every",
-              fmt::format("evaluate.every = {} needs data.validation", deck_.evaluate.every));
-    }
-    if (!deck_.batch.token_budget)
-      at_most("batch.sequence", deck_.batch.sequence, "model.context", deck_.model.context);
-    constexpr std::int64_t kMostTokens = 0x7fffffff;  // libraries count rows in 32 bits
-    const BatchSection& batch = deck_.batch;
-    if (usable({"batch.micro", "batch.sequence"}) &&
-        batch.micro > kMostTokens / std::max<std::int64_t>(1, batch.sequence)) {
-      problem("batch.micro",
-              fmt::format("batch.micro = {} makes micro-batches of more than {} tokens (give at "
-                          "most {})",
-                          batch.micro, kMostTokens, kMostTokens / batch.sequence));
-    }
-    const auto& ramp = deck_.batch.ramp;
-    const auto stalled =
-        std::adjacent_find(ramp.begin(), ramp.end(),
-                           [](const RampEntry& a, const RampEntry& b) { return a.step >= b.step; });
-    if (usable({"batch.ramp"}) && stalled != ramp.end()) {
-      problem("batch.ramp", fmt::format("batch.ramp has step {} after step {} (steps must grow)",
-                                        (stalled + 1)->step, stalled->step));
-    }
-    if (usable({"batch.ramp", "batch.lr_scaling", "batch.token_budget"}) && ramp.empty() &&
-        !batch.token_budget && batch.lr_scaling != LrScaling::none) {
-      problem("batch.lr_scaling",
-              fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp or "
-                          "batch.token_budget: all steps have the batch that optimizer.lr is for "
-                          "(leave it out, or give batch.ramp)",
-                          enum_word(batch.lr_scaling)));
-    }
-  }
-
-  /// A mixture says of each of its corpora how much there is of it.
-  void mixture() {
-    const auto& train = deck_.data.train;
-    const auto with = [&](auto member) {
-      return std::ranges::count_if(train,
-                                   [&](const DataEntry& e) { return (e.*member).has_value(); });
-    };
-    if (!usable({"data.train"})) return;
-    const auto weights = with(&DataEntry::weight), epochs = with(&DataEntry::epochs);
-    if (weights + epochs == 0) return;
-    if (weights != std::ssize(train) && epochs != std::ssize(train)) {
-      problem(
-          "data.train",
-          fmt::format("data.train has {} with a weight and {} with epochs, of {}: a mixture needs "
-                      "one of these for all (weights add up to any number)",
-                      count_text(weights, "entry", "entries"), epochs, train.size()));
-    }
-    if (usable({"batch.curriculum"}) && deck_.batch.curriculum.cuts_anew()) {
-      problem(
-          "data.train",
-          "data.train is a mixture, which batch.curriculum with cut = \"anew\" does not cut (give "
-          "cut = \"truncate\", or one corpus)");
-    }
-  }
-
-  /// What is learned, and what attention must see for it.
-  void task() {
-    const TaskSection& task = deck_.task;
-    if (!usable({"task.kind", "model.attention"})) return;
-    const bool masked = task.kind == TaskKind::mlm, classes = has_classes(task.kind);
-    const auto wanted = masked ? AttentionMask::bidirectional : AttentionMask::causal;
-    if (!classes && deck_.model.attention != wanted) {
-      problem("model.attention",
-              fmt::format(
-                  "model.attention = \"{}\" does not go with task.kind = \"{}\": {} (give \"{}\")",
-                  enum_word(deck_.model.attention), enum_word(task.kind),
-                  masked ? "a masked token would not see what follows it"
-                         : "each token would see its target",
-                  enum_word(wanted)));
-    }
-    const auto idle_unless = [&](bool used, const char* key, bool given) {
-      if (used || !given) return;
-      problem(key, fmt::format("{} has no effect with task.kind = \"{}\" (leave it out)", key,
-                               enum_word(task.kind)));
-    };
-    idle_unless(masked, "task.masked", task.masked.has_value());
-    idle_unless(masked, "task.mask_token", task.mask_token.has_value());
-    idle_unless(masked, "task.never_masked", !task.never_masked.empty());
-    idle_unless(classes, "task.labels", task.labels.has_value());
-    idle_unless(task.kind == TaskKind::classify, "task.pooling", task.pooling.has_value());
-    idle_unless(classes, "task.overlong", task.overlong.has_value());
-    initial_head();
-    if (masked) masked_tokens();
-    if (classes) classification();
-    const ModelSection& m = deck_.model;
-    const bool dense = usable({"model.head_hidden"}) && m.head_hidden > 0;
-    needs("model.head_norm", m.head_norm, dense, "model.head_hidden");
-    needs("model.head_activation", m.head_activation != ModelSection{}.head_activation, dense,
-          "model.head_hidden");
-    if (usable({"model.head_activation"}) && gated(m.head_activation)) {
-      problem(
-          "model.head_activation",
-          fmt::format("model.head_activation = \"{}\" is gated, which the head's dense layer is "
-                      "not (give gelu, gelu_erf, relu or tanh)",
-                      enum_word(m.head_activation)));
-    }
-    if (dense && m.tied_embeddings && m.head_hidden != m.hidden &&
-        usable({"model.hidden", "model.tied_embeddings"})) {
-      problem("model.head_hidden",
-              fmt::format("model.head_hidden = {} is not model.hidden = {}, of which the token "
-                          "matrix has columns that is the head's too (give {}, or "
-                          "model.tied_embeddings = false)",
-                          m.head_hidden, m.hidden, m.hidden));
-    }
-    if (usable({"model.norm_placed", "model.block"}) && m.norm_placed == NormPlacement::sum &&
-        m.block != BlockForm::sequential) {
-      problem(
-          "model.norm_placed",
-          fmt::format("model.norm_placed = \"sum\" does not go with model.block = \"{}\", where "
-                      "both sub-layers are added to the same sum (give block = \"sequential\")",
-                      enum_word(m.block)));
-    }
-  }
-
-  void initial_head() {
-    if (deck_.model.init_head != HeadWeights::fresh) return;
-    const bool directory = deck_.model.init_from.has_value();
-    needs("model.init_head", true, directory, "model.init_from");
-    needs("model.init_head", directory, has_classes(deck_.task.kind),
-          "task.kind = \"classify\" or \"tokens\"");
-  }
-
-  /// What a model directory would have had to say.
-  std::string unknown_mask() const {
-    const auto& directory = deck_.model.init_from;
-    if (!directory) return "";
-    return fmt::format(
-        " ({} has no tokenizer.json that says so, and its config.json no \"mask_token_id\": give "
-        "one of them)",
-        *directory);
-  }
-
-  void masked_tokens() {
-    const TaskSection& task = deck_.task;
-    if (!usable({"task.masked", "task.mask_token", "task.never_masked", "model.vocab"})) return;
-    if (task.masked.value_or(0) >= 1)
-      problem("task.masked", fmt::format("task.masked = {} must be below 1", *task.masked));
-    if (!task.mask_token) {
-      problem("task.mask_token",
-              fmt::format("task.mask_token is missing: task.kind = \"mlm\" needs the token that "
-                          "stands for masked ones{}",
-                          unknown_mask()));
-    }
-    const auto below = [&](const char* key, std::int64_t token) {
-      if (token < deck_.model.vocab) return;
-      problem(key, fmt::format("{}: token {} is not below model.vocab = {}", key, token,
-                               deck_.model.vocab));
-    };
-    if (task.mask_token) below("task.mask_token", *task.mask_token);
-    for (const std::int64_t token : task.never_masked) below("task.never_masked", token);
-    count_targets_first();
-  }
-
-  /// Where it is not the same in each step.
-  void count_targets_first() {
-    if (!deck_.optimizer.compress_after || !usable({"optimizer.name"})) return;
-    problem(
-        "task.kind",
-        fmt::format("task.kind = \"{}\" does not go with optimizer.name = \"{}\", whose gradients "
-                    "join momentum before the number of targets that count is known (use adamw "
-                    "or lamb)",
-                    enum_word(deck_.task.kind), enum_word(deck_.optimizer.name)));
-  }
-
-  /// A document is a sample, followed by padding.
-  void classification() {
-    const TaskKind kind = deck_.task.kind;
-    const auto refuse = [&](const char* key, bool given, const char* why) {
-      if (usable({key}) && given)
-        problem(key, fmt::format("{} does not go with task.kind = \"{}\": {}", key, enum_word(kind),
-                                 why));
-    };
-    if (usable({"task.labels"}) && !deck_.task.labels) {
-      problem("task.labels",
-              fmt::format("task.labels is missing: task.kind = \"{}\" needs the number of classes, "
-                          "which PREFIX.labels.json names",
-                          enum_word(kind)));
-    }
-    if (kind == TaskKind::tokens) count_targets_first();
-    refuse("task.pooling", kind == TaskKind::classify && deck_.task.pooling == Pooling::none,
-           "a document has one class (give mean, first or last)");
-    refuse("data.documents", deck_.data.documents != Documents::separate,
-           "a sample is a document (leave it out)");
-    refuse("data.separator", deck_.data.separator.has_value(),
-           "documents and their labels are those of the .idx (leave it out)");
-    refuse("batch.token_budget", deck_.batch.token_budget.has_value(),
-           "a sample is one document (leave it out, and give batch.micro)");
-    refuse("batch.curriculum", !deck_.batch.curriculum.empty(),
-           "its labels are of all of it (leave it out)");
-    refuse("model.tied_embeddings", deck_.model.tied_embeddings,
-           "outputs are classes, not tokens (leave it out)");
-    refuse("model.logit_soft_cap", deck_.model.logit_soft_cap > 0,
-           "it is of tokens' logits (leave it out)");
-  }
-
-  /// A micro-batch of whole documents.
-  void token_budget() {
-    const auto& budget = deck_.batch.token_budget;
-    if (!budget || !usable({"batch.token_budget", "batch.sequence", "batch.micro"})) return;
-    const auto refuse = [&](const char* key, const std::string& what) {
-      problem(key, fmt::format("{} with batch.token_budget = {}", what, *budget));
-    };
-    if (deck_.batch.sequence != *budget) {
-      refuse("batch.sequence",
-             fmt::format("batch.sequence = {} does not go (leave it out)", deck_.batch.sequence));
-    }
-    if (deck_.batch.micro != 1) {
-      refuse("batch.micro", fmt::format("batch.micro = {} does not go, for a micro-batch is one "
-                                        "sequence (leave it out)",
-                                        deck_.batch.micro));
-    }
-    if (!usable({"data.documents", "data.positions", "data.separator", "batch.curriculum"})) return;
-    if (deck_.data.documents != Documents::separate)
-      refuse("data.documents", "data.documents = \"joined\" does not go (leave it out)");
-    if (deck_.data.positions != Positions::document)
-      refuse("data.positions", "data.positions = \"sequence\" does not go (leave it out)");
-    if (deck_.data.separator) {
-      refuse("data.separator",
-             "data.separator does not go: where documents end is read from the .idx "
-             "before the run begins (leave it out)");
-    }
-    if (!deck_.batch.curriculum.empty())
-      refuse("batch.curriculum",
-             "batch.curriculum does not go, which cuts sequences (leave one out)");
-  }
-
-  /// What documents that share a sequence are to each other.
-  void documents() {
-    const DataSection& data = deck_.data;
-    if (!usable({"data.documents", "data.positions", "data.separator"})) return;
-    if (data.separator && *data.separator >= deck_.model.vocab && usable({"model.vocab"})) {
-      problem("data.separator", fmt::format("data.separator = {} is not below model.vocab = {}",
-                                            *data.separator, deck_.model.vocab));
-    }
-    if (data.documents == Documents::joined) {
-      if (data.positions == Positions::document) {
-        problem(
-            "data.positions",
-            "data.positions = \"document\" needs data.documents = \"separate\": tokens that see "
-            "other documents need positions that tell them apart");
-      }
-      if (data.separator) {
-        problem("data.separator",
-                "data.separator has no effect where data.documents = \"joined\" "
-                "(leave it out, or give \"separate\")");
-      }
-      return;
-    }
-    if (deck_.optimizer.compress_after && usable({"optimizer.name"})) {
-      problem(
-          "data.documents",
-          fmt::format("data.documents = \"separate\" does not go with optimizer.name = \"{}\", "
-                      "whose gradients join momentum before the number of targets that count is "
-                      "known (give \"joined\", or adamw or lamb)",
-                      enum_word(deck_.optimizer.name)));
-    }
-  }
-
-  void lengths() {
-    if (!set("run.steps") && !set("run.epochs") && !set("run.tokens")) {
-      problem("run.steps", "the run has no end: give run.steps, run.epochs or run.tokens");
-    }
-    at_most_one({"schedule.warmup_steps", "schedule.warmup_tokens", "schedule.warmup_epochs"});
-    at_most_one({"schedule.decay_steps", "schedule.decay_tokens", "schedule.decay_epochs"});
-    at_most_one({"schedule.step_size", "schedule.step_epochs"});
-    const ScheduleSection& s = deck_.schedule;
-    if (usable({"schedule.kind"}) && s.kind == ScheduleKind::step && !set("schedule.step_size") &&
-        !set("schedule.step_epochs")) {
-      problem("schedule.kind",
-              "schedule.kind = \"step\" needs schedule.step_size, or schedule.step_epochs");
-    }
-    if (usable({"schedule.kind", "schedule.warmup_steps", "schedule.warmup_tokens",
-                "schedule.warmup_epochs"}) &&
-        s.kind == ScheduleKind::inverse_sqrt && !s.warmup_steps && !s.warmup_tokens &&
-        !s.warmup_epochs) {
-      problem("schedule.kind",
-              "schedule.kind = \"inverse_sqrt\" needs a warm-up, from whose length the rate falls: "
-              "give schedule.warmup_steps, warmup_tokens or warmup_epochs");
-    }
-    if (usable({"schedule.min_lr", "optimizer.lr"}) && s.min_lr > deck_.optimizer.lr) {
-      problem("schedule.min_lr", fmt::format("schedule.min_lr = {} is more than optimizer.lr = {}",
-                                             s.min_lr, deck_.optimizer.lr));
-    }
-  }
-
   void faults() {
     const auto& all = deck_.fault.inject;
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -797,42 +462,6 @@ class Checker {
                                     value_excerpt(row.field.get(deck_)), row.available()));
     }
   }
-
- private:
-  bool set(std::string_view key) const { return loaded_.origins.contains(key); }
-
-  bool usable(std::initializer_list<std::string_view> keys) const {
-    return std::none_of(keys.begin(), keys.end(),
-                        [&](std::string_view key) { return problems_.about(key); });
-  }
-
-  void problem(std::string_view key, std::string text) {
-    problems_.add(loaded_.place(key), key, std::move(text));
-  }
-
-  void at_most(std::string_view key, std::int64_t value, std::string_view limit_key,
-               std::int64_t limit) {
-    if (!usable({key, limit_key}) || value <= limit) return;
-    problem(key, fmt::format("{} = {} is more than {} = {} (at most {})", key, value, limit_key,
-                             limit, limit));
-  }
-
-  void at_most_one(std::initializer_list<std::string_view> keys) {
-    std::string_view first;
-    for (const std::string_view key : keys) {
-      if (find_row(key)->field.get(deck_).unset()) continue;
-      if (first.empty()) {
-        first = key;
-      } else {
-        problem(key, fmt::format("{} and {} ({}) say the same thing: keep one", key, first,
-                                 loaded_.where(first)));
-      }
-    }
-  }
-
-  const LoadedDeck& loaded_;
-  const Deck& deck_;
-  Problems& problems_;
 };
 
 }  // namespace
@@ -847,16 +476,11 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.precision();
   checker.quantization();
   checker.offload();
-  checker.data_and_batch();
-  checker.mixture();
-  checker.token_budget();
-  checker.task();
-  checker.documents();
-  checker.curriculum();
-  checker.lengths();
+  check_data(loaded, problems);
   checker.faults();
   checker.log();
   checker.availability();
+  check_experts(loaded, problems);
 }
 
 }  // namespace tessera::deck

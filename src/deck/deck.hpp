@@ -77,6 +77,27 @@ struct RunSection {
   bool operator==(const RunSection&) const = default;
 };
 
+/// [moe]: feed-forward layers of experts.
+struct MoeSection {
+  std::int64_t experts = 0;  // 0: there are none
+  std::int64_t top_k = 2;
+  std::int64_t ffn_hidden = 0;
+  std::int64_t shared_ffn_hidden = 0;
+  std::int64_t every = 1;
+  std::int64_t first_dense = 0;
+  RouterScores scores = RouterScores::softmax;
+  bool normalize = true;
+  double scale = 1;
+  std::int64_t groups = 1;
+  std::int64_t group_top = 1;
+  GroupScore group_score = GroupScore::largest;
+  double capacity = 0;
+  ExpertSplit split = ExpertSplit::width;
+  double aux_loss = 0.01;
+  double z_loss = 0;
+  bool operator==(const MoeSection&) const = default;
+};
+
 /// Loading replaces defaults that depend on other keys (family, preset, init_from, hidden) by
 /// definite values: every number here is final, kv_heads, head_dim and ffn_hidden included.
 struct ModelSection {
@@ -123,6 +144,7 @@ struct ModelSection {
   double attention_soft_cap = 0;
   double logit_soft_cap = 0;
   bool tied_embeddings = true;
+  MoeSection moe;
   double dropout = 0;
   double dropout_embedding = 0;
   double dropout_attention = 0;

@@ -111,6 +111,8 @@ class Resolver {
     if (open("model.ffn_hidden") && !gated(model.activation)) {
       model.ffn_hidden = 4 * model.hidden;
     }
+    if (open("moe.ffn_hidden")) model.moe.ffn_hidden = model.ffn_hidden;
+    if (open("moe.normalize")) model.moe.normalize = model.moe.top_k > 1;
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
     if (open("data.documents") && (batch.token_budget || has_classes(loaded_.deck.task.kind)))

@@ -16,11 +16,14 @@ struct PresetRow {
   std::int64_t layers, heads, kv_heads, hidden, ffn_hidden, vocab, context;
   bool tied;
   double rope_theta;
+  std::int64_t head_dim = 0, experts = 0, top_k = 0, expert_hidden = 0;
 };
 
 // GPT-2: Radford et al. 2019, table 2. Llama 2: Touvron et al. 2023. Llama 3 8B and the 1B and 3B
 // of Llama 3.2: Grattafiori et al. 2024, at the pre-training context of 8192 (without the rescaled
-// frequencies of their long-context stage). A size of 0 follows from the others as in any deck.
+// frequencies of their long-context stage). Mixtral: Jiang et al. 2024. Qwen3: Yang et al. 2025, at
+// the context of its last stage of pre-training. A size of 0 follows from the others as in any
+// deck.
 constexpr PresetRow kPresets[] = {
     // preset, family, layers, heads, kv_heads, hidden, ffn_hidden, vocab, context, tied, theta
     {Preset::gpt2_124m, Family::gpt2, 12, 12, 0, 768, 0, 50257, 1024, true, 10000},
@@ -31,6 +34,10 @@ constexpr PresetRow kPresets[] = {
     {Preset::llama_3b, Family::llama, 28, 24, 8, 3072, 8192, 128256, 8192, true, 500000},
     {Preset::llama_8b, Family::llama, 32, 32, 8, 4096, 14336, 128256, 8192, false, 500000},
     {Preset::llama2_7b, Family::llama, 32, 32, 0, 4096, 11008, 32000, 4096, false, 10000},
+    {Preset::mixtral_8x7b, Family::mixtral, 32, 32, 8, 4096, 14336, 32000, 32768, false, 1e6, 128,
+     8, 2, 14336},
+    {Preset::qwen3_30b_a3b, Family::qwen3_moe, 48, 32, 4, 2048, 6144, 151936, 32768, false, 1e6,
+     128, 128, 8, 768},
 };
 
 /// What a family implies, as values of [model].
@@ -65,9 +72,9 @@ constexpr FamilyRow of_bert(Family family) {
           .embedding_norm = true};
 }
 
-// Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023; Yang et al. 2024 and 2025; Abdin et
-// al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025; Wang
-// and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019.
+// Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023 and 2024; Yang et al. 2024 and 2025;
+// Abdin et al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025;
+// Wang and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019.
 constexpr FamilyRow kFamilies[] = {
     {.family = Family::gpt2,
      .norm = NormKind::layernorm,
@@ -77,8 +84,10 @@ constexpr FamilyRow kFamilies[] = {
      .tied = true},
     {.family = Family::llama},
     {.family = Family::mistral},
+    {.family = Family::mixtral, .rope_theta = 1e6},
     {.family = Family::qwen2, .qkv_bias = true, .rope_theta = 1e6},
     {.family = Family::qwen3, .qk_norm = QkNorm::head, .rope_theta = 1e6},
+    {.family = Family::qwen3_moe, .qk_norm = QkNorm::head, .rope_theta = 1e6},
     {.family = Family::phi3},
     {.family = Family::olmo2,
      .norm_placed = NormPlacement::after,
@@ -208,6 +217,12 @@ std::vector<ImpliedKey> preset_keys(Preset preset) {
         implied("model.tied_embeddings", row.tied), implied("model.rope_theta", row.rope_theta)};
     if (row.kv_heads > 0) keys.push_back(implied("model.kv_heads", row.kv_heads));
     if (row.ffn_hidden > 0) keys.push_back(implied("model.ffn_hidden", row.ffn_hidden));
+    if (row.head_dim > 0) keys.push_back(implied("model.head_dim", row.head_dim));
+    if (row.experts > 0) {
+      keys.push_back(implied("moe.experts", row.experts));
+      keys.push_back(implied("moe.top_k", row.top_k));
+      keys.push_back(implied("moe.ffn_hidden", row.expert_hidden));
+    }
     return keys;
   }
   return {};

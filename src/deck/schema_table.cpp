@@ -65,6 +65,7 @@ constexpr Limits kRanks = between(1, 1 << 20);
 constexpr SchemaSection kSections[] = {
     {"run", "What runs, for how long, and where its files go"},
     {"model", "The architecture: a family's defaults < preset < explicit keys"},
+    {"moe", "Feed-forward layers of experts, of which a router chooses some for each token"},
     {"data",
      "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)",
      &token_files_markdown},
@@ -189,8 +190,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
                                                  "base of the rotary frequencies",
                                                  {.limits = above(0),
-                                                  .unset = "qwen2, qwen3, gemma3: 1e6, olmo2: "
-                                                           "500000, others: 10000",
+                                                  .unset = "mixtral, qwen2, qwen3, qwen3_moe, "
+                                                           "gemma3: 1e6, olmo2: 500000, others: "
+                                                           "10000",
                                                   .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_local_theta>(
         "model.rope_local_theta",
@@ -244,7 +246,8 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::qk_norm>(
         "model.qk_norm", "norm of q and k before they are compared: of each head, or of the whole",
-        {.unset = "qwen3, gemma3: head, olmo2: whole, others: none", .on_resume = architecture}),
+        {.unset = "qwen3, qwen3_moe, gemma3: head, olmo2: whole, others: none",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::block>(
         "model.block",
         "attention, then the feed-forward layer; or both beside each other, on the same input, "
@@ -342,6 +345,73 @@ constexpr SchemaRow kRows[] = {
         "model.accept_non_finite",
         "take weights from init_from, and evaluate a checkpoint's, even where some are NaN or "
         "infinite"),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::experts>(
+        "moe.experts", "experts of a layer; 0: there are none",
+        {.limits = between(0, 512), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::top_k>(
+        "moe.top_k", "experts that a token goes to",
+        {.limits = between(1, 32), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::ffn_hidden>(
+        "moe.ffn_hidden", "width inside an expert",
+        {.limits = kInner, .unset = "model.ffn_hidden", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::shared_ffn_hidden>(
+        "moe.shared_ffn_hidden",
+        "width inside an expert that all tokens go to beside the chosen ones; 0: there is none",
+        {.limits = between(0, 1 << 18), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::every>(
+        "moe.every", "the last of every so many layers has experts",
+        {.limits = kLayers, .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::first_dense>(
+        "moe.first_dense", "the first so many layers have none",
+        {.limits = between(0, 1 << 12), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::scores>(
+        "moe.scores", "what a token's scores of experts are of the router's logits",
+        {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::normalize>(
+        "moe.normalize", "the scores of a token's experts are divided by their sum",
+        {.unset = "true where top_k is above 1", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::scale>(
+        "moe.scale", "what they are multiplied with at the end",
+        {.limits = as_f32(above(0)), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::groups>(
+        "moe.groups",
+        "equal groups of neighbouring experts, of which a token's experts are in the best "
+        "(DeepSeek-V2, V3)",
+        {.limits = between(1, 32), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::group_top>(
+        "moe.group_top", "how many groups that is",
+        {.limits = between(1, 32), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::group_score>(
+        "moe.group_score",
+        "what groups are compared by: their best score, or the sum of the best "
+        "two",
+        {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::capacity>(
+        "moe.capacity",
+        "in training, how many tokens of a micro-batch an expert takes, over those of an even "
+        "spread: of what is more, the later tokens do without it (1.25 in Fedus et al. 2021); "
+        "metrics say how many. 0: all, and evaluation takes all",
+        {.limits = as_f32(at_least(0)), .on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::split>(
+        "moe.split",
+        "what tensor ranks have of experts: a part of the width of each, or some of them whole, "
+        "which keeps products of narrow experts large, but makes one rank wait for another where "
+        "tokens are spread unevenly, and needs memory for all of them going to the same ones, or "
+        "as many as moe.capacity lets",
+        {.on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::aux_loss>(
+        "moe.aux_loss",
+        "what the balance of experts weighs in the training loss: a in a E sum(f p), the mean over "
+        "sequences of each layer's, f the share of choices that are an expert, p the mean share of "
+        "scores that it has (Fedus et al. 2021, Switch Transformer). Losses that are shown are "
+        "without it. Where only a share s of targets counts it acts as a / s; of mlm s is taken to "
+        "be task.masked, and made up for",
+        {.limits = as_f32(at_least(0)), .on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::z_loss>(
+        "moe.z_loss",
+        "z in z log(Z)^2, Z the sum of the exponentials of a token's router logits, which is added "
+        "likewise: 1e-3 is common (Zoph et al. 2022, ST-MoE)",
+        {.limits = as_f32(at_least(0)), .on_resume = event}),
     row<&Deck::data, &DataSection::train>("data.train",
                                           "training token files: one corpus, or, with a weight or "
                                           "epochs for each, a mixture of several, as below",

@@ -12,8 +12,10 @@ enum class Family {
   gpt2,
   llama,
   mistral,
+  mixtral,
   qwen2,
   qwen3,
+  qwen3_moe,
   phi3,
   olmo2,
   gpt_neox,
@@ -31,7 +33,9 @@ enum class Preset {
   llama_1b,
   llama_3b,
   llama_8b,
-  llama2_7b
+  llama2_7b,
+  mixtral_8x7b,
+  qwen3_30b_a3b
 };
 enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam, onebit_lamb };
 enum class WholeAttention { projections, heads };
@@ -105,20 +109,24 @@ template <>
 struct EnumWords<deck::Family> {
   using enum deck::Family;
   static constexpr std::array table = {
-      std::pair{gpt2, "gpt2"},      std::pair{llama, "llama"},       std::pair{mistral, "mistral"},
-      std::pair{qwen2, "qwen2"},    std::pair{qwen3, "qwen3"},       std::pair{phi3, "phi3"},
-      std::pair{olmo2, "olmo2"},    std::pair{gpt_neox, "gpt_neox"}, std::pair{gemma2, "gemma2"},
-      std::pair{gemma3, "gemma3"},  std::pair{gptj, "gptj"},         std::pair{bert, "bert"},
+      std::pair{gpt2, "gpt2"},           std::pair{llama, "llama"},
+      std::pair{mistral, "mistral"},     std::pair{mixtral, "mixtral"},
+      std::pair{qwen2, "qwen2"},         std::pair{qwen3, "qwen3"},
+      std::pair{qwen3_moe, "qwen3_moe"}, std::pair{phi3, "phi3"},
+      std::pair{olmo2, "olmo2"},         std::pair{gpt_neox, "gpt_neox"},
+      std::pair{gemma2, "gemma2"},       std::pair{gemma3, "gemma3"},
+      std::pair{gptj, "gptj"},           std::pair{bert, "bert"},
       std::pair{roberta, "roberta"}};
 };
 template <>
 struct EnumWords<deck::Preset> {
   using enum deck::Preset;
   static constexpr std::array table = {
-      std::pair{gpt2_124m, "gpt2_124m"}, std::pair{gpt2_350m, "gpt2_350m"},
-      std::pair{gpt2_774m, "gpt2_774m"}, std::pair{gpt2_1_5b, "gpt2_1.5b"},
-      std::pair{llama_1b, "llama_1b"},   std::pair{llama_3b, "llama_3b"},
-      std::pair{llama_8b, "llama_8b"},   std::pair{llama2_7b, "llama2_7b"}};
+      std::pair{gpt2_124m, "gpt2_124m"},       std::pair{gpt2_350m, "gpt2_350m"},
+      std::pair{gpt2_774m, "gpt2_774m"},       std::pair{gpt2_1_5b, "gpt2_1.5b"},
+      std::pair{llama_1b, "llama_1b"},         std::pair{llama_3b, "llama_3b"},
+      std::pair{llama_8b, "llama_8b"},         std::pair{llama2_7b, "llama2_7b"},
+      std::pair{mixtral_8x7b, "mixtral_8x7b"}, std::pair{qwen3_30b_a3b, "qwen3_30b_a3b"}};
 };
 template <>
 struct EnumWords<deck::OptimizerName> {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 
+#include "model/feed_forward.hpp"
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -51,6 +53,16 @@ class BlockParameters {
     }
     return all;
   }
+  /// Among how many it is cut as one that is whole (ParamDesc::of).
+  std::int64_t among(std::string_view name) const {
+    const UnitViews& unit = unit_of(name).front();
+    return unit.unit->params[unit.unit->index_of(name)].of;
+  }
+  /// How many experts the layer has.
+  std::size_t experts() const {
+    const View router = one("mlp.router.weight");
+    return router ? static_cast<std::size_t>(router.rows()) : 0;
+  }
   /// One that is whole, or absent.
   View one(std::string_view name) const { return has(name) ? chunks(name).front() : View{}; }
 
@@ -69,9 +81,12 @@ class BlockParameters {
 
 BlockWeights block_weights(std::span<const UnitViews> units) {
   const BlockParameters params(units);
-  const bool gated = params.has("mlp.gate.weight");
-  const std::string up = gated ? "mlp.gate" : "mlp.up";
-  const std::size_t ups = gated ? 2 : 1;
+  const std::string own = params.has("mlp.shared.up.weight") ? "mlp.shared." : "mlp.";
+  const auto first_of = [&](const std::string& prefix) {
+    return prefix + (params.has(prefix + "gate.weight") ? "gate" : "up");
+  };
+  const std::string up = first_of(own), expert = "mlp.expert.0.";
+  const std::size_t ups = up.ends_with("gate") ? 2 : 1, experts = params.experts();
   const bool whole_kv = params.whole("attention.k.weight");
   BlockWeights w{.norm1_w = params.one("norm1.weight"),
                  .norm1_b = params.one("norm1.bias"),
@@ -85,6 +100,7 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
                  .k_norm_w = params.one("attention.k_norm.weight"),
                  .out_b = params.one("attention.out.bias"),
                  .down_b = params.one("mlp.down.bias"),
+                 .router_w = params.one("mlp.router.weight"),
                  .k_w = {},
                  .k_b = {},
                  .v_w = {},
@@ -95,28 +111,27 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
     w.v_w = params.one("attention.v.weight"), w.v_b = params.one("attention.v.bias");
   }
   const std::size_t joined = whole_kv ? 1 : 3;
-  const auto fill = [&](View BlockChunk::*member, const std::vector<View>& views) {
+  const auto fill = [&](auto&& member, const std::vector<View>& views) {
     w.chunks.resize(std::max(w.chunks.size(), views.size()));
-    for (std::size_t i = 0; i < views.size(); ++i) w.chunks[i].*member = views[i];
+    for (std::size_t i = 0; i < views.size(); ++i) std::invoke(member, w.chunks[i]) = views[i];
   };
   fill(&BlockChunk::qkv_w, params.chunks("attention.q.weight", joined));
   fill(&BlockChunk::qkv_b, params.chunks("attention.q.bias", joined));
   fill(&BlockChunk::out_w, params.chunks("attention.out.weight"));
   fill(&BlockChunk::up_w, params.chunks(up + ".weight", ups));
   fill(&BlockChunk::up_b, params.chunks(up + ".bias", ups));
-  fill(&BlockChunk::down_w, params.chunks("mlp.down.weight"));
+  fill(&BlockChunk::down_w, params.chunks(own + "down.weight"));
+  if (experts == 0) return w;
+  w.whole_experts = params.among(expert + "down.weight") > 1;
+  const std::size_t expert_ups = experts * (first_of(expert).ends_with("gate") ? 2 : 1);
+  fill([](BlockChunk& chunk) -> View& { return chunk.experts.up_w; },
+       params.chunks(first_of(expert) + ".weight", expert_ups));
+  fill([](BlockChunk& chunk) -> View& { return chunk.experts.down_w; },
+       params.chunks(expert + "down.weight", experts));
   return w;
 }
 
 namespace {
-
-/// Runs one of a block's matrix products (Linear or a backward of it) with the operand format of
-/// the context.
-template <typename Product>
-void multiply(UnitContext& u, Product product) {
-  product.operands = u.operands;
-  u.run(product);
-}
 
 /// One chunk's attention: its heads, and q, k and v as columns of its qkv matrix.
 struct AttentionPart {
@@ -188,16 +203,12 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
 void project_back(UnitContext& u, const AttentionPart& part, const BlockWeights& w,
                   const BlockChunk& chunk, const View& d_qkv, const View& d_x) {
   if (!w.k_w)
-    return multiply(u, LinearBackwardInput{.d_y = d_qkv, .weight = chunk.qkv_w, .d_x = d_x});
-  const View products = u.tensor(Keep::transient, DType::f32, {std::int64_t{3}, d_x.elements()});
-  std::int64_t n = 0;
+    return u.multiply(LinearBackwardInput{.d_y = d_qkv, .weight = chunk.qkv_w, .d_x = d_x});
+  Summands products(u, d_x, 3);
   part.each_product(w, chunk, d_qkv, [&](const View& weight, const View&, const View& d_y) {
-    View product = d_x;
-    product.type = DType::f32;
-    product.data = products.row_range(n++, 1).data;
-    multiply(u, LinearBackwardInput{.d_y = d_y, .weight = weight, .d_x = product});
+    u.multiply(LinearBackwardInput{.d_y = d_y, .weight = weight, .d_x = products.next()});
   });
-  u.run(TreeSum{.parts = products, .out = d_x.range(0, d_x.elements())});
+  products.finish();
 }
 
 /// resid + dropout(pending), which is resid itself when nothing is pending.
@@ -285,37 +296,6 @@ void norm_heads(UnitContext& u, const ModelConfig& c, const View& x, const View&
                 .heads = heads});
 }
 
-bool activated_in_products(const UnitContext& u, const ModelConfig& c) {
-  return u.activations == Activations::in_products && c.activation == ActivationKind::gelu;
-}
-
-/// act = f(up), up = h W^T + b.
-void project_up(UnitContext& u, const ModelConfig& c, const BlockChunk& w, const View& h,
-                BlockSaved::Chunk& s) {
-  s.up = u.activation(Keep::expensive, w.up_w.rows());
-  s.act = u.activation(Keep::cheap, w.down_w.cols());
-  Linear up{.x = h, .weight = w.up_w, .bias = w.up_b, .y = s.act, .preactivation = s.up};
-  if (activated_in_products(u, c)) return multiply(u, up);
-  multiply(u, product_of(up));
-  u.run(Activate{.x = s.up, .y = s.act, .kind = c.activation});
-}
-
-/// The gradient of up from that of the product W act.
-View project_down_back(UnitContext& u, const ModelConfig& c, const BlockChunk& w, const View& d,
-                       const View& up) {
-  LinearBackwardInput down{.d_y = d, .weight = w.down_w};
-  const View d_up = u.activation(Keep::transient, w.up_w.rows());
-  if (activated_in_products(u, c)) {
-    down.d_x = d_up, down.preactivation = up;
-    multiply(u, down);
-    return d_up;
-  }
-  down.d_x = u.activation(Keep::transient, w.down_w.cols());
-  multiply(u, down);
-  u.run(ActivateBackward{.x = up, .d_y = down.d_x, .d_x = d_up, .kind = c.activation});
-  return d_up;
-}
-
 /// The second half: norm, unless attention's serves both, and feed-forward.
 void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                  BlockSaved& s, Carry& out) {
@@ -326,13 +306,7 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
                       s.h2, s.norm2);
   }
   ChunkSum mlp = output_sum(u, c, w.down_b);
-  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
-    project_up(u, c, w.chunks[i], s.h2, s.chunks[i]);
-    multiply(u, Linear{.x = s.chunks[i].act,
-                       .weight = w.chunks[i].down_w,
-                       .bias = mlp.bias_of_part(),
-                       .y = mlp.part(i)});
-  }
+  feed_forward(u, c, w, s, mlp);
   mlp.start();
   out = with_output(u, c, s.sum2, mlp.finish(), {w.norm2_out_w, w.norm2_out_b, s.out2, s.norm2_out},
                     u.dropout(c, DropoutSite::incoming, 1));
@@ -379,7 +353,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
     chunk.qkv = u.activation(Keep::expensive, part.columns());
     part.each_product(w, w.chunks[i], chunk.qkv,
                       [&](const View& weight, const View& bias, const View& y) {
-                        multiply(u, Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
+                        u.multiply(Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
                       });
     const View qk = position_qk(u, c, w, part, chunk);
     chunk.att = u.activation(Keep::expensive, part.q_columns);
@@ -393,10 +367,10 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
                     .documents = batch.documents,
                     .shape = part.shape(u),
                     .dropout = part.dropout(u)});
-    multiply(u, Linear{.x = chunk.att,
-                       .weight = w.chunks[i].out_w,
-                       .bias = projected.bias_of_part(),
-                       .y = projected.part(i)});
+    u.multiply(Linear{.x = chunk.att,
+                      .weight = w.chunks[i].out_w,
+                      .bias = projected.bias_of_part(),
+                      .y = projected.part(i)});
   }
   projected.start();
   after_attention(u, c, w, projected.finish(), s, out);
@@ -541,26 +515,10 @@ View BlockBackward::mlp(const View& d) {
   // An output that stayed pending was dropped out where it was added, in the next visit.
   const View d_out = output_gradient(d_sum, u.dropout(c, DropoutSite::incoming, 1), behind);
   ChunkSum d_h2(u, c.hidden);
-  std::vector<View> d_up;
-  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
-    d_up.push_back(project_down_back(u, c, w.chunks[i], d_out, s.chunks[i].up));
-    multiply(u, LinearBackwardInput{
-                    .d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
-  }
+  FeedForwardBackward back(u, c, w, s, d_out);
+  back.input(d_h2);
   d_h2.start();
-  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
-    const BlockChunk& chunk = g.chunks[i];
-    multiply(u, LinearBackwardWeight{.d_y = d_out,
-                                     .x = s.chunks[i].act,
-                                     .d_weight = chunk.down_w,
-                                     .d_bias = i == 0 ? g.down_b : View{},
-                                     .write = write});
-    multiply(u, LinearBackwardWeight{.d_y = d_up[i],
-                                     .x = s.h2,
-                                     .d_weight = chunk.up_w,
-                                     .d_bias = chunk.up_b,
-                                     .write = write});
-  }
+  back.weights(g, write);
   const View d_read = d_h2.finish();
   if (c.block == BlockForm::parallel_one_norm) return d_read;
   return input_gradient(d_sum, {.d_out = d_read,
@@ -593,11 +551,11 @@ View BlockBackward::attention(const View& d, const View& beside) {
   d_h1.start();
   const WholeKvGradients kv(u, partial, g);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
-    multiply(u, LinearBackwardWeight{.d_y = d_out,
-                                     .x = s.chunks[i].att,
-                                     .d_weight = g.chunks[i].out_w,
-                                     .d_bias = i == 0 ? g.out_b : View{},
-                                     .write = write});
+    u.multiply(LinearBackwardWeight{.d_y = d_out,
+                                    .x = s.chunks[i].att,
+                                    .d_weight = g.chunks[i].out_w,
+                                    .d_bias = i == 0 ? g.out_b : View{},
+                                    .write = write});
     projection_weights(kv, i, d_qkv[i]);
   }
   View d_read = d_h1.finish();
@@ -615,7 +573,7 @@ View BlockBackward::attention(const View& d, const View& beside) {
 View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out) {
   const BlockSaved::Chunk& chunk = s.chunks[i];
   const View d_att = u.activation(Keep::transient, part.q_columns);
-  multiply(u, LinearBackwardInput{.d_y = d_out, .weight = w.chunks[i].out_w, .d_x = d_att});
+  u.multiply(LinearBackwardInput{.d_y = d_out, .weight = w.chunks[i].out_w, .d_x = d_att});
   const View d_qkv = u.activation(Keep::transient, part.columns());
   const View qk = chunk.qk ? chunk.qk : part.qk(chunk.qkv);
   const View d_qk = chunk.qk ? u.activation(Keep::transient, qk.cols()) : part.qk(d_qkv);
@@ -658,11 +616,11 @@ void BlockBackward::projection_weights(const WholeKvGradients& kv, std::size_t i
       kv.with_parts_of(i), g.chunks[i], d_qkv,
       [&](const View& d_weight, const View& d_bias, const View& d_y) {
         const bool of_part = d_weight.data != own.data;  // which zeros were written to
-        multiply(u, LinearBackwardWeight{.d_y = d_y,
-                                         .x = s.h1,
-                                         .d_weight = d_weight,
-                                         .d_bias = d_bias,
-                                         .write = of_part ? Write::add : write});
+        u.multiply(LinearBackwardWeight{.d_y = d_y,
+                                        .x = s.h1,
+                                        .d_weight = d_weight,
+                                        .d_bias = d_bias,
+                                        .write = of_part ? Write::add : write});
       });
 }
 
@@ -688,10 +646,10 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
   const auto project = [&](std::int64_t row, std::int64_t rows, const View& y) {
-    multiply(u, Linear{.x = s.h1,
-                       .weight = chunk.qkv_w.row_range(row, rows),
-                       .bias = chunk.qkv_b ? chunk.qkv_b.range(row, rows) : View{},
-                       .y = y});
+    u.multiply(Linear{.x = s.h1,
+                      .weight = chunk.qkv_w.row_range(row, rows),
+                      .bias = chunk.qkv_b ? chunk.qkv_b.range(row, rows) : View{},
+                      .y = y});
   };
   const std::int64_t q = part.q_columns, kv = part.kv_columns;
   const auto cached = [&](const View& all, std::int64_t begin, std::int64_t rows) {
@@ -718,7 +676,7 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                   .out = att,
                   .shape = part.shape(u)});
   const View projected = u.activation(Keep::transient, c.hidden);
-  multiply(u, Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
+  u.multiply(Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
   after_attention(u, c, w, projected, s, out);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "model/context.hpp"
+#include "model/experts.hpp"
 #include "model/parameters.hpp"
 
 namespace tessera::model {
@@ -22,13 +23,16 @@ HeadPart heads_of(const ModelConfig& config, std::int64_t chunk, std::int64_t ch
 struct BlockChunk {
   View qkv_w, qkv_b;  // of q alone where keys and values are whole
   View out_w;
-  View up_w, up_b, down_w;
+  View up_w, up_b, down_w;  // of the shared expert in a layer of experts, where there is one
+  ExpertsChunk experts;
 };
 struct BlockWeights {
   View norm1_w, norm1_b, norm2_w, norm2_b;                  // of the sub-layers' inputs
   View norm1_out_w, norm1_out_b, norm2_out_w, norm2_out_b;  // of outputs, or of sums with them
   View q_norm_w, k_norm_w;
   View out_b, down_b;
+  View router_w;                   // (E, C) of a layer of experts,
+  bool whole_experts = false;      // whose chunks have some of them whole
   View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
   std::vector<BlockChunk> chunks;  // this rank's
 };
@@ -44,6 +48,8 @@ struct BlockSaved {
     View qk, q_norm, k_norm;  // q and k as attention sees them after qk-norm, and its statistics
     View att, lse, up, act;
   };
+  RoutedTokens routed;                // of a layer of experts
+  std::vector<ExpertsSaved> experts;  // by chunk
   View sum1, norm1, h1, out1, norm1_out;
   View sum2, norm2, h2, out2, norm2_out;
   std::vector<Chunk> chunks;

@@ -6,6 +6,7 @@
 
 #include "core/math.hpp"
 #include "kernels/api/activation.hpp"
+#include "kernels/api/experts.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/rope.hpp"
 
@@ -22,6 +23,23 @@ struct HeadConfig {
   ActivationKind activation = ActivationKind::gelu;  // of the dense layer, which has a bias
   bool norm = false;                                 // a norm follows the dense layer
   bool bias = false;                                 // of outputs
+};
+
+/// Feed-forward layers of experts, of which a router chooses some for each token (Shazeer et al.
+/// 2017). Each is a feed-forward layer without biases.
+struct ExpertsConfig {
+  std::int64_t count = 0;          // E of a layer that has them; 0: the model has none
+  std::int64_t hidden = 0;         // F of each
+  std::int64_t shared_hidden = 0;  // F of one that every token goes through; 0: there is none
+  std::int64_t every = 1;          // the last of every so many layers has experts,
+  std::int64_t first = 0;          // but none of the first so many
+  /// Tokens that an expert takes in training, over those of an even spread; 0: all.
+  double capacity = 0;
+  kernels::Routing routing;
+
+  bool in(std::int64_t layer) const {
+    return count > 0 && layer >= first && (layer + 1) % every == 0;
+  }
 };
 
 /// Probabilities with which elements are dropped out.
@@ -65,6 +83,7 @@ struct ModelConfig {
   bool embedding_norm = false;     // of the sum of a token's and a position's vectors
   float logit_soft_cap = 0;        // logits x are cap tanh(x / cap); 0: as they are
   bool tied_embeddings = true;
+  ExpertsConfig experts;
   DropoutRates dropout;
   float init_std = 0.02F;
   HeadConfig head;
@@ -74,8 +93,18 @@ struct ModelConfig {
   /// the layout does not change the loss (trap 22 in tests/README.md).
   std::int64_t padded_vocab() const { return round_up(vocab, 64); }
   std::int64_t qkv_columns() const { return (heads + 2 * kv_heads) * head_dim; }
-  /// Columns of the feed-forward layer's first product: gate and up where it is gated.
-  std::int64_t up_columns() const { return gated(activation) ? 2 * ffn_hidden : ffn_hidden; }
+  /// Parameters of a layer's experts that a token does not meet.
+  std::int64_t idle_parameters(std::int64_t layer) const {
+    if (!experts.in(layer)) return 0;
+    const std::int64_t matrices = gated(activation) ? 3 : 2;
+    return (experts.count - experts.routing.choices) * matrices * experts.hidden * hidden;
+  }
+  /// The number of the layer among those that have experts.
+  std::int64_t experts_before(std::int64_t layer) const {
+    std::int64_t n = 0;
+    for (std::int64_t i = 0; i < layer; ++i) n += experts.in(i) ? 1 : 0;
+    return n;
+  }
   Reach reach_of(std::int64_t layer) const {
     const bool global = window == 0 || (global_every > 0 && (layer + 1) % global_every == 0);
     return global ? Reach::global : Reach::window;

@@ -116,6 +116,14 @@ class UnitContext {
     device_.run(call);
   }
 
+  /// Runs one of a block's matrix products (Linear or a backward of it) with the blocks' operand
+  /// format.
+  template <typename Product>
+  void multiply(Product product) {
+    product.operands = operands;
+    run(product);
+  }
+
   /// Memory that no later function needs, of the compute type.
   View temporary(std::initializer_list<std::int64_t> extents) {
     return tensor(Keep::transient, compute_, extents);
@@ -148,6 +156,13 @@ class UnitContext {
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;
   kernels::LossTerms loss_terms;  // of what is minimised; evaluation has none
+  /// The same of routers: z, and what the Switch loss of a sample weighs beside the mean loss of
+  /// its targets.
+  kernels::RouterTerms router_terms;
+  View scale;  // (1) f32, which multiplies losses; absent in evaluation
+  /// (E + 1) i64, to which the layer adds how often each expert was chosen, and how many of these
+  /// choices it has dropped; absent: not wanted.
+  View choices;
   bool training = false;
   std::uint64_t seed = 0;
   std::uint64_t layer = 0;  // of the visit: embedding 0, block i is i + 1, head L + 1

@@ -448,14 +448,14 @@ class OutputsGradient {
 }  // namespace
 
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
-                        const View& losses, const View& scale, const HeadWeights& g, Write write) {
+                        const View& losses, const HeadWeights& g, Write write) {
   const HeadInput n = head_input(u, c, w, in);
   OutputsGradient d_x(u, c, n.x.rows());
   Write write_matrix = write;
   for (const Range rows : row_groups(u, n.x.rows())) {
     const HeadRows of = rows_of(u, n.x, losses, rows);
     const std::vector<View> logits = logits_of(u, w, of.h);
-    classify(u, c, logits, of, scale);
+    classify(u, c, logits, of, u.scale);
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardInput{.d_y = logits[i],
                                 .weight = w.matrix[i],

@@ -56,11 +56,10 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
 /// Losses, with UnitContext::loss_terms, and at once the gradients: the logits become their
 /// gradient in place, so one buffer serves, of the logits of UnitContext::logit_rows rows, and
 /// nothing is saved (Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models",
-/// without its own kernels). `scale` (1) f32 multiplies the loss. Returns the gradient of the
+/// without its own kernels). UnitContext::scale multiplies the loss. Returns the gradient of the
 /// carry's sum.
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
-                        const View& losses, const View& scale, const HeadWeights& grads,
-                        kernels::Write write);
+                        const View& losses, const HeadWeights& grads, kernels::Write write);
 
 /// The sum of a carry, for the next pipeline stage: (B, T, C), computed as the next norm would
 /// compute it, so that a stage boundary changes no bit.

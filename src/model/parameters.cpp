@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace tessera::model {
 namespace {
@@ -47,7 +48,47 @@ double residual_std(const ModelConfig& c, std::int64_t layer) {
   return layers == 0 ? c.init_std : c.init_std / std::sqrt(2.0 * static_cast<double>(layers));
 }
 
-UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
+/// The matrices of `count` feed-forward layers of `hidden` columns, whose names begin with those
+/// that `prefix` gives: first those that make these columns, which one product serves if there are
+/// several, then those behind the activation. Each is cut, or `whole` in one chunk.
+void add_matrices(std::vector<ParamDesc>& params, const ModelConfig& c, std::int64_t count,
+                  std::int64_t hidden, double out_std, bool whole,
+                  const std::function<std::string(std::int64_t)>& prefix) {
+  std::int64_t number = 0;
+  const auto add = [&](bool first, ParamDesc p, int axis) {
+    p = cut(std::move(p), axis);
+    if (whole) p.index = number, p.of = count;
+    params.push_back(first ? std::move(p) : joined(std::move(p)));
+  };
+  for (number = 0; number < count; ++number) {
+    const auto in = [&](const char* name) {
+      return matrix(prefix(number) + name, hidden, c.hidden, c.init_std);
+    };
+    if (gated(c.activation)) add(number == 0, in("gate.weight"), 0);
+    add(number == 0 && !gated(c.activation), in("up.weight"), 0);
+  }
+  for (number = 0; number < count; ++number)
+    add(number == 0, matrix(prefix(number) + "down.weight", c.hidden, hidden, out_std), 1);
+}
+
+/// The matrices of a layer's feed-forward, or of its experts and their router.
+void add_feed_forward(std::vector<ParamDesc>& params, const ModelConfig& c, std::int64_t layer,
+                      const std::string& mlp, double out_std, ExpertSplit split) {
+  const ExpertsConfig& e = c.experts;
+  if (!e.in(layer)) {
+    return add_matrices(params, c, 1, c.ffn_hidden, out_std, false,
+                        [&](std::int64_t) { return mlp; });
+  }
+  params.push_back(matrix(mlp + "router.weight", e.count, c.hidden, c.init_std));
+  add_matrices(params, c, e.count, e.hidden, out_std, split == ExpertSplit::experts,
+               [&](std::int64_t i) { return fmt::format("{}expert.{}.", mlp, i); });
+  if (e.shared_hidden > 0) {
+    add_matrices(params, c, 1, e.shared_hidden, out_std, false,
+                 [&](std::int64_t) { return mlp + "shared."; });
+  }
+}
+
+UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, ExpertSplit split) {
   UnitDesc unit{.name = fmt::format("block.{}", layer), .kind = UnitKind::block, .params = {}};
   const std::string attention = unit.name + ".attention.", mlp = unit.name + ".mlp.";
   const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
@@ -65,14 +106,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   p.push_back(key_or_value(heads("k.weight", kv)));
   p.push_back(key_or_value(heads("v.weight", kv)));
   p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, out_std), 1, query));
-  const auto up = cut(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std), 0);
-  if (gated(c.activation)) {
-    p.push_back(cut(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std), 0));
-    p.push_back(joined(up));
-  } else {
-    p.push_back(up);
-  }
-  p.push_back(cut(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, out_std), 1));
+  add_feed_forward(p, c, layer, mlp, out_std, split);
   if (c.norms_inputs()) add_norm(p, c, unit.name + ".norm1");
   if (c.norms_inputs() && c.block != BlockForm::parallel_one_norm)
     add_norm(p, c, unit.name + ".norm2");
@@ -90,7 +124,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
     p.push_back(key_or_value(vector(attention + "v.bias", kv)));
   }
   if (attention_bias) p.push_back(vector(attention + "out.bias", c.hidden));
-  if (c.bias) {
+  if (c.bias && !c.experts.in(layer)) {
     const auto up_bias = cut(vector(mlp + "up.bias", c.ffn_hidden), 0);
     if (gated(c.activation)) {
       p.push_back(cut(vector(mlp + "gate.bias", c.ffn_hidden), 0));
@@ -194,21 +228,29 @@ std::int64_t ParamDesc::stored_elements() const { return elements() / shape[0] *
 MatrixRange ParamDesc::part(std::int64_t chunk, std::int64_t chunks) const {
   MatrixRange all{{0, stored_rows}, {0, elements() / shape[0]}};
   if (tensor_axis < 0) return all;
+  if (of > 1) {
+    const Range own = even_part(of, chunk, chunks);
+    if (index < own.begin || index >= own.end) all.rows = {0, 0};
+    return all;
+  }
   Range& axis = tensor_axis == 0 ? all.rows : all.columns;
   const Range granules = even_part(ceil_div(axis.count(), granule), chunk, chunks);
   axis = {granules.begin * granule, std::min(axis.end, granules.end * granule)};
   return all;
 }
 
+bool UnitDesc::is(const ParamDesc& p, std::string_view local) const {
+  return p.name.size() == layer.size() + 1 + local.size() && p.name.ends_with(local) &&
+         p.name[layer.size()] == '.' && p.name.starts_with(layer);
+}
+
 bool UnitDesc::has(std::string_view local) const {
-  return std::any_of(params.begin(), params.end(), [&](const ParamDesc& p) {
-    return p.name == fmt::format("{}.{}", layer, local);
-  });
+  return std::ranges::any_of(params, [&](const ParamDesc& p) { return is(p, local); });
 }
 
 std::size_t UnitDesc::index_of(std::string_view local) const {
   for (std::size_t i = 0; i < params.size(); ++i) {
-    if (params[i].name == fmt::format("{}.{}", layer, local)) return i;
+    if (is(params[i], local)) return i;
   }
   throw InternalError(fmt::format("unit {} has no parameter {}", name, local));
 }
@@ -224,7 +266,7 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
   if (c.position_table()) units.push_back(positions(c));
   if (c.embedding_norm) add_norm_unit("embedding_norm", UnitKind::embedding_norm);
   for (std::int64_t i = 0; i < c.layers; ++i)
-    add_block(units, block(c, i, chunks), chunks, division);
+    add_block(units, block(c, i, chunks, division.experts), chunks, division);
   if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);
   if (c.head.hidden > 0) units.push_back(head_dense(c));
   if (!c.tied_embeddings) {
@@ -276,7 +318,10 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
   if (c.position_table()) n -= c.context * c.hidden;
   if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
   double keys = 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) keys += c.keys_seen(i, sequence);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    keys += c.keys_seen(i, sequence);
+    n -= c.idle_parameters(i);
+  }
   return 6.0 * static_cast<double>(n) + 12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
 }
 

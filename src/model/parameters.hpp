@@ -36,7 +36,10 @@ struct ParamDesc {
   double init_std = 0;   // of Init::normal
   bool joined = false;   // follows the one before without a gap, so that one product serves both
   int tensor_axis = -1;  // the axis that is cut in chunks; -1: every tensor rank has the whole
-  std::int64_t granule = 1;    // indices of that axis that stay together
+  std::int64_t granule = 1;  // indices of that axis that stay together
+  // In place of that, it is number `index` of `of` that are cut together and are whole in one
+  // chunk.
+  std::int64_t index = 0, of = 1;
   std::int64_t head_rows = 0;  // rows that one attention head makes; 0: they are of none
 
   /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
@@ -92,6 +95,10 @@ struct UnitDesc {
   /// Index of the parameter "<layer>.<local>"; throws InternalError when there is none.
   std::size_t index_of(std::string_view local) const;
   bool has(std::string_view local) const;
+
+ private:
+  /// Whether the parameter is "<layer>.<local>". A layer of experts has hundreds.
+  bool is(const ParamDesc& parameter, std::string_view local) const;
 };
 
 /// What parts of a layer are units of their own.
@@ -105,6 +112,8 @@ struct UnitDivision {
   /// part of are apart from what travels as it is: vectors, and what all tensor ranks have whole
   /// and must go on having alike.
   std::int64_t block = 0;
+  /// What of experts a chunk has.
+  ExpertSplit experts = ExpertSplit::width;
 };
 
 /// All units in the order of forward: vocabulary, positions, embedding_norm, blocks, final_norm,
@@ -134,7 +143,8 @@ std::int64_t parameter_count(std::span<const UnitDesc> units);
 
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
 /// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
-/// outputs are pooled, but no embedding look-ups), as published MFU figures count.
+/// outputs are pooled, but no embedding look-ups and no experts that a token does not meet), as
+/// published MFU figures count.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

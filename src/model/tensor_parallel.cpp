@@ -96,6 +96,22 @@ View ChunkSum::finish() {
   return out;
 }
 
+Summands::Summands(UnitContext& u, const View& out, std::int64_t count) : u_(u), out_(out) {
+  if (count > 1) parts_ = u.tensor(Keep::transient, DType::f32, {count, out.elements()});
+}
+
+View Summands::next() {
+  if (!parts_) return out_;
+  View part = out_;
+  part.type = DType::f32;
+  part.data = parts_.row_range(given_++, 1).data;
+  return part;
+}
+
+void Summands::finish() {
+  if (parts_) u_.run(TreeSum{.parts = parts_, .out = out_.range(0, out_.elements())});
+}
+
 View PartialGradients::parts(const View& gradient, std::int64_t count, bool over_ranks) {
   if (!gradient || (count == 1 && !over_ranks)) return gradient;
   const View place = u_.tensor(Keep::transient, DType::f32, {count, gradient.elements()});

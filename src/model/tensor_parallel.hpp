@@ -41,6 +41,23 @@ class ChunkSum {
   Keep keep_;
 };
 
+/// Several summands of one result, which are added in f32 and rounded once; of a single one the
+/// result is its own place.
+class Summands {
+ public:
+  /// `out`: dense.
+  Summands(UnitContext& u, const View& out, std::int64_t count);
+  /// Where the next one must be written.
+  View next();
+  /// Once all are.
+  void finish();
+
+ private:
+  UnitContext& u_;
+  View out_, parts_;  // (count, elements) f32, or absent
+  std::int64_t given_ = 0;
+};
+
 /// Gradients of parameters that every tensor rank holds whole, while each computes only a part of
 /// the gradient. The parts are summed over chunks or position groups, then over ranks, and written
 /// or added to the gradient.

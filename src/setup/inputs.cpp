@@ -63,6 +63,22 @@ kernels::RopeScaling rope_scaling(const deck::ModelSection& m) {
           .magnitude = m.rope_magnitude};
 }
 
+model::ExpertsConfig experts_config(const deck::MoeSection& m) {
+  return {.count = m.experts,
+          .hidden = m.ffn_hidden,
+          .shared_hidden = m.shared_ffn_hidden,
+          .every = m.every,
+          .first = m.first_dense,
+          .capacity = m.capacity,
+          .routing = {.choices = m.top_k,
+                      .scores = m.scores,
+                      .normalized = m.normalize,
+                      .scale = static_cast<float>(m.scale),
+                      .groups = m.groups,
+                      .open_groups = m.group_top,
+                      .group_score = m.group_score}};
+}
+
 }  // namespace
 
 DType dtype_of(deck::Precision p) {
@@ -104,6 +120,7 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
           .embedding_norm = m.embedding_norm,
           .logit_soft_cap = static_cast<float>(m.logit_soft_cap),
           .tied_embeddings = m.tied_embeddings,
+          .experts = experts_config(m.moe),
           .dropout = {.embedding = static_cast<float>(m.dropout_embedding),
                       .attention = static_cast<float>(m.dropout_attention),
                       .residual = static_cast<float>(m.dropout_residual)},
@@ -191,9 +208,10 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   }
   const auto& blocks =
       in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;
-  in.model.units =
-      model::model_units(in.model.config, in.layout.tensor_chunks,
-                         {.tiles = deck.zero.tiles, .block = blocks ? blocks->block : 0});
+  in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks,
+                                      {.tiles = deck.zero.tiles,
+                                       .block = blocks ? blocks->block : 0,
+                                       .experts = deck.model.moe.split});
   in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
                                                                     : kernels::Operands::stored;
   in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
@@ -209,6 +227,11 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.logit_rows = deck.memory.logits.value_or(0);
   in.loss_terms = {.label_smoothing = static_cast<float>(deck.task.label_smoothing),
                    .z_loss = static_cast<float>(deck.task.z_loss)};
+  // Gradients are divided by the targets that count, of which masked tokens are a known share.
+  const double counted =
+      deck.task.kind == deck::TaskKind::mlm ? deck.task.masked.value_or(1.0) : 1.0;
+  in.router_terms = {.balance = static_cast<float>(counted * deck.model.moe.aux_loss),
+                     .z = static_cast<float>(counted * deck.model.moe.z_loss)};
   in.recompute = deck.recompute.policy;
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;

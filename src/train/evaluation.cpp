@@ -76,6 +76,11 @@ double bytes_of(const data::StepTokens& tokens, const TextBytes& text_bytes) {
   return static_cast<double>(bytes);
 }
 
+void add_choices(std::vector<std::int64_t>& sum, std::span<const std::int64_t> more) {
+  sum.resize(std::max(sum.size(), more.size()));
+  for (std::size_t i = 0; i < more.size(); ++i) sum[i] += more[i];
+}
+
 }  // namespace
 
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
@@ -109,6 +114,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
       sum.add(output.losses());
       if (!output.confusion.empty()) confusion.add(output.confusion);
+      add_choices(evaluation.choices, output.choices);
       if (engine.counts_targets()) bytes += bytes_of(batches.current(), text_bytes);
     }
     if (sum.targets == 0) {

@@ -31,6 +31,7 @@ inline const char* samples_word(const TextLoss& loss) {
 }
 
 struct Evaluation : TextLoss {
+  std::vector<std::int64_t> choices;  // of experts, as StepOutput has them
   std::int64_t sequences = 0;
   double seconds = 0;
   struct Set : TextLoss {

@@ -266,6 +266,7 @@ StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output
                           .lr = lr,
                           .targets = output.losses().targets,
                           .by_corpus = std::move(tallies),
+                          .choices = output.choices,
                           .applied = output.applied,
                           .times = times,
                           .input = input,

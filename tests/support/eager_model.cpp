@@ -86,6 +86,8 @@ struct EagerModel::Pass {
     u.training = true;
     u.seed = model.seed_;
     u.layer = layer;
+    u.scale = factor;
+    u.router_terms = model.router_terms;
     u.reach = model.config_.reach_of(static_cast<std::int64_t>(layer) - 1);
     return u;
   }
@@ -127,11 +129,11 @@ struct EagerModel::Pass {
 
   void backward(float scale) {
     const auto& c = model.config_;
-    const View factor = memory.make(DType::f32, 1);
+    factor = memory.make(DType::f32, 1);
     *factor.as<float>() = scale;
     auto h = context(saved.size() + 1);
     View d = model::head_loss_backward(h, c, model::head_weights(all(weights)), carry, losses,
-                                       factor, model::head_weights(all(grads)), Write::overwrite);
+                                       model::head_weights(all(grads)), Write::overwrite);
     std::size_t layer = saved.size();
     for (std::size_t i = model.units_.size(); i-- > 0;) {
       if (model.units_[i].kind != UnitKind::block) continue;
@@ -154,6 +156,7 @@ struct EagerModel::Pass {
   Poisoned memory;
   std::vector<model::ParameterViews> weights, grads;  // of each unit
   View losses, gradients;
+  View factor;  // of losses, in backward
   model::EmbedSaved embedded;
   std::vector<model::BlockSaved> saved;
   model::Carry carry;

@@ -22,6 +22,9 @@ class EagerModel {
   };
   std::vector<Tensor> tensors() const;
 
+  /// What is minimised of routers beside the losses.
+  kernels::RouterTerms router_terms;
+
   /// Per-token losses, dropout as in training.
   std::vector<float> losses(const TokenBatch& batch);
   struct Gradients {

@@ -42,6 +42,28 @@ model::ModelConfig olmo2_like() {
   return c;
 }
 
+model::ModelConfig mixtral_like() {
+  model::ModelConfig c = llama_like();
+  c.experts = {.count = 4, .hidden = 24, .routing = {.choices = 2, .normalized = true}};
+  return c;
+}
+
+model::ModelConfig deepseek_like() {
+  model::ModelConfig c = llama_like();
+  c.experts = {.count = 6,
+               .hidden = 12,
+               .shared_hidden = 20,
+               .first = 1,
+               .routing = {.choices = 2,
+                           .scores = RouterScores::sigmoid,
+                           .normalized = true,
+                           .scale = 2.5F,
+                           .groups = 3,
+                           .open_groups = 2,
+                           .group_score = GroupScore::two_largest}};
+  return c;
+}
+
 model::ModelConfig gpt_neox_like() {
   model::ModelConfig c = gpt2_like();
   c.position = PositionKind::rope;

@@ -16,6 +16,11 @@ model::ModelConfig gpt2_like();
 model::ModelConfig llama_like();
 /// As that with what Qwen 2 and 3 have: biases of q, k and v, a norm of each head's q and k.
 model::ModelConfig qwen_like();
+/// As that with four experts in each layer, of which a token goes to two (Mixtral).
+model::ModelConfig mixtral_like();
+/// As that with a dense first layer, and behind it experts in groups that are chosen by sigmoid
+/// scores, beside one that all tokens go to (DeepSeek-V3, without its attention).
+model::ModelConfig deepseek_like();
 /// Norms of outputs alone, and of the whole of q and of k (OLMo 2).
 model::ModelConfig olmo2_like();
 /// Attention and feed-forward layer in parallel, layer norm with biases, the exact gelu (GPT-NeoX).

@@ -123,6 +123,7 @@ struct PlanInputs {
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
   kernels::LossTerms loss_terms;
+  kernels::RouterTerms router_terms;
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
   const kernels::Device* device = nullptr;  // asked for scratch sizes only

@@ -231,6 +231,9 @@ struct Plan {
   std::int64_t arena(ArenaId id) const { return arena_bytes[id]; }
   /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;
+  /// Part of the words, (layers that have experts, E + 1): how many choices were each expert, and
+  /// how many were dropped. Absent where there are none.
+  View choices;
   /// (classes, classes) i64, counts of (target, prediction) over all ranks, of which each tensor
   /// rank counts the same: of an evaluation whose outputs are classes.
   View confusion;
@@ -256,7 +259,7 @@ enum class StepFlag : std::uint8_t {
 /// step: the exact sums of loss and squared gradient norm (core/exact_sum), then what the host sets
 /// before the step: the flags, by StepFlag, and how many of this rank's targets count. A tally has
 /// the same of some samples' losses alone: how many targets count, which the host sets, and behind
-/// those of all tallies the sum.
+/// those of all tallies the sum. Behind all are the choices of experts.
 struct WordLayout {
   static constexpr std::int64_t loss = 0;
   static constexpr std::int64_t norm = kExactSumWords;

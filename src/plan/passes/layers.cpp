@@ -52,7 +52,8 @@ std::vector<double> layer_costs(const PlanInputs& in) {
     }
     if (layer.kind == LayerKind::block) {
       const std::span units(&in.model.units[layer.units[0]], layer.units.size());
-      flop = 2.0 * static_cast<double>(model::parameter_count(units)) +
+      const std::int64_t met = model::parameter_count(units) - config.idle_parameters(block);
+      flop = 2.0 * static_cast<double>(met) +
              4.0 * static_cast<double>(config.heads * config.head_dim) *
                  config.keys_seen(block++, config.context);
     }

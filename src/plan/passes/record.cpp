@@ -31,7 +31,9 @@ std::vector<bool> only_weights(const Recording& recording) {
   std::set<BufferId> results;
   for (const Call& call : recording.backward) {
     const auto* kernel = std::get_if<kernels::KernelCall>(&call);
-    bool mark = kernel != nullptr && std::holds_alternative<kernels::LinearBackwardWeight>(*kernel);
+    bool mark =
+        kernel != nullptr && (std::holds_alternative<kernels::LinearBackwardWeight>(*kernel) ||
+                              std::holds_alternative<kernels::ExpertLinearBackwardWeight>(*kernel));
     each_view(call, [&](const View& v, kernels::Access access) {
       mark = mark || (access != kernels::Access::write && results.contains(buffer_of(v)));
     });
@@ -100,6 +102,10 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.order = in.order;
   u_.logit_rows = in.logit_rows;
   u_.loss_terms = in.loss_terms;
+  u_.router_terms = in.router_terms;
+  if (key.training) u_.scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
+  if (key.experts && in.tensor.cut.rank == 0)  // every tensor rank chooses alike
+    u_.choices = local(Local::choices, DType::i64, {in.config.experts.count + 1});
   u_.training = key.training;
   u_.seed = in.seed;
   const std::int64_t b = in.micro, own = u_.positions().count(), c = in.config.hidden;
@@ -171,9 +177,8 @@ void Recorder::head() {
   const auto weights = model::head_weights(parameters(this->weights()));
   const View losses = local(Local::losses, DType::f32, {u_.micro_batch().targets.elements()});
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);
-  const View scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
   recording_.d_out =
-      model::head_loss_backward(u_, in_.config, weights, carry_, losses, scale,
+      model::head_loss_backward(u_, in_.config, weights, carry_, losses,
                                 model::head_weights(parameters(gradients())), key_.write);
 }
 

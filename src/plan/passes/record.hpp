@@ -25,6 +25,7 @@ enum class Local : BufferId {
   losses,
   scalars,
   confusion,
+  choices,
   first_unit
 };
 /// The flat buffers of the layer's units.
@@ -69,7 +70,8 @@ struct RecordKey {
       kernels::Write::overwrite;              // of the embedding's gradient of the token matrix
   std::vector<bool> frozen;                   // by unit of the layer
   bool carry_gradient = true;                 // whether the gradient of the carry in is wanted
-  model::Reach reach = model::Reach::global;  // of a block
+  model::Reach reach = model::Reach::global;  // of a block,
+  bool experts = false;                       // and whether it has experts
   auto operator<=>(const RecordKey&) const = default;
 };
 
@@ -87,6 +89,7 @@ struct RecordInputs {
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // UnitContext::logit_rows
   kernels::LossTerms loss_terms;
+  kernels::RouterTerms router_terms;
   bool confusion = false;                     // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;                 // without run
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses

@@ -47,6 +47,7 @@ class Scheduler {
     add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
     if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
     if (plan_.confusion) add(OpKind::kernel, kernels::Fill{.out = plan_.confusion});
+    if (plan_.choices) add(OpKind::kernel, kernels::Fill{.out = plan_.choices});
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
@@ -240,18 +241,24 @@ class Scheduler {
     return wanted && plan_.group(shared_by(unit)).size > 1;
   }
 
+  /// In what blocks differ.
+  struct LayerForm {
+    model::Reach reach = model::Reach::global;
+    bool experts = false;
+  };
   struct Writes {
     Write gradients = Write::overwrite, tokens = Write::overwrite;
   };
   const Recording& recording_of(LayerKind kind, const std::vector<std::size_t>& units, bool pending,
-                                Writes writes, bool carry_gradient, model::Reach reach) {
+                                Writes writes, bool carry_gradient, LayerForm form) {
     RecordKey key{.layer = kind,
                   .pending_in = pending,
                   .training = training_,
                   .write = writes.gradients,
                   .token_write = writes.tokens,
                   .carry_gradient = carry_gradient,
-                  .reach = reach};
+                  .reach = form.reach,
+                  .experts = form.experts};
     for (const std::size_t u : units) key.frozen.push_back(!trained(u));
     auto it = recordings_.find(key);
     if (it == recordings_.end()) {
@@ -269,6 +276,7 @@ class Scheduler {
                           .documents = in_.documents,
                           .logit_rows = in_.logit_rows,
                           .loss_terms = in_.loss_terms,
+                          .router_terms = in_.router_terms,
                           .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
                           .units = {},
@@ -302,10 +310,21 @@ class Scheduler {
     return tensor;
   }
 
-  /// Blocks come behind the embedding.
-  model::Reach reach_of(std::size_t layer) const {
-    if (layers_[layer].kind != LayerKind::block) return model::Reach::global;
-    return in_.model.config.reach_of(static_cast<std::int64_t>(layer) - 1);
+  /// The block's number of a layer: blocks come behind the embedding. Nothing elsewhere.
+  std::optional<std::int64_t> block_of(std::size_t layer) const {
+    if (layers_[layer].kind != LayerKind::block) return {};
+    return static_cast<std::int64_t>(layer) - 1;
+  }
+  LayerForm form_of(std::size_t layer) const {
+    const auto block = block_of(layer);
+    if (!block) return {};
+    const model::ModelConfig& config = in_.model.config;
+    return {.reach = config.reach_of(*block), .experts = config.experts.in(*block)};
+  }
+  /// Where a layer counts its experts' choices; absent if it has none.
+  View choices_of(std::size_t layer) const {
+    if (!form_of(layer).experts) return {};
+    return plan_.choices.row_range(in_.model.config.experts_before(*block_of(layer)), 1);
   }
 
   Visit forward(std::size_t layer, Flow& flow) {
@@ -331,8 +350,9 @@ class Scheduler {
       writes.tokens = Write::add;  // the head's part came first
     v.recording =
         &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes,
-                      carry_gradient_wanted(static_cast<std::int64_t>(layer)), reach_of(layer));
+                      carry_gradient_wanted(static_cast<std::int64_t>(layer)), form_of(layer));
     bind_carry(v, flow);
+    bind(v, Local::choices, choices_of(layer));
     issue(v, v.recording->forward, layer);
     if (!is_head) {
       flow.resid = resolve(v, v.recording->out.resid);

@@ -73,9 +73,15 @@ View add_persistent(Plan& plan, std::string name, BufferPurpose purpose, DType t
 
 /// What the host and a step tell each other.
 void add_control(Plan& plan, const PlanInputs& in) {
+  const model::ModelConfig& config = in.model.config;
+  const std::int64_t layers = config.experts_before(config.layers),
+                     counts = config.experts.count + 1,
+                     first = WordLayout::count(plan.shape.tallies);
   plan.words = add_persistent(plan, "words", BufferPurpose::control, DType::i64,
-                              WordLayout::count(in.most_tallies))
-                   .range(0, WordLayout::count(plan.shape.tallies));
+                              WordLayout::count(in.most_tallies) + layers * counts)
+                   .range(0, first + layers * counts);
+  if (layers > 0)
+    plan.choices = plan.words.range(first, layers * counts).reshaped({layers, counts});
   plan.scalars = add_persistent(plan, "scalars", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::StepScalar::count));
   plan.verdict = add_persistent(plan, "verdict", BufferPurpose::control, DType::f32,

@@ -28,6 +28,10 @@ class LossCheck {
         reject(plan_, losses.made, "makes losses that are not in the step's sums once");
       if (!summed_) reject(plan_, losses.made, "makes losses that ranks never add up");
     }
+    for (const auto& [buffer, routed] : routed_) {
+      if (routed.counted != (adds ? 1 : 0))
+        reject(plan_, routed.made, "chooses experts that are not in the step's counts once");
+    }
   }
 
  private:
@@ -37,6 +41,12 @@ class LossCheck {
     RangeMap<bool> there;
     BufferId targets = -1;
     int added = 0, tallied = 0;
+  };
+
+  /// Choices of experts.
+  struct Routed {
+    std::size_t made = 0;
+    int counted = 0;
   };
 
   /// Most operations make no losses and add none up.
@@ -63,6 +73,38 @@ class LossCheck {
     ++losses.tallied;
   }
 
+  void follow(const kernels::Route& route) {
+    if (!plan_.ops[at_].again) routed_[homes_.home_of(route.experts).buffer] = {.made = at_};
+  }
+  /// Each layer's experts have a row of their own.
+  void follow(const kernels::CountChoices& count) {
+    const auto routed = routed_.find(homes_.home_of(count.experts).buffer);
+    if (plan_.ops[at_].again || routed == routed_.end())
+      reject(plan_, at_, "counts choices of experts that no router has just made");
+    ++routed->second.counted;
+    std::int64_t row = 0;
+    const auto is_row = [&] {
+      const View all = plan_.choices.row_range(row, 1).range(0, plan_.choices.cols());
+      return homes_.is_at(count.counts, all.range(0, all.elements() - 1)) &&
+             homes_.is_at(count.dropped, all.range(all.elements() - 1, 1));
+    };
+    while (row < plan_.choices.rows() && !is_row()) ++row;
+    if (row == plan_.choices.rows() || !in_order(plan_.ops[at_].unit, row))
+      reject(plan_, at_, "counts choices where those of other layers are counted");
+    adds_to(count.counts);
+  }
+
+  /// Whether the unit's row is behind those of all layers before it.
+  bool in_order(std::int32_t unit, std::int64_t row) {
+    rows_.try_emplace(unit, row);
+    std::int64_t before = -1;
+    for (const auto& [of, its] : rows_) {
+      if (its <= before || (of == unit && its != row)) return false;
+      before = its;
+    }
+    return true;
+  }
+
   void makes(const View& view, const View& targets) {
     const BufferUse use = homes_.home_of(view), of = homes_.home_of(targets);
     Losses& losses = made_[use.buffer];
@@ -80,10 +122,7 @@ class LossCheck {
 
   /// All losses of a buffer, which are added to some words.
   Losses& whole(const View& x, const View& words) {
-    if (summed_) reject(plan_, at_, "adds losses up after the ranks have");
-    cleared_.each(homes_.home_of(words).bytes, [&](bool cleared) {
-      if (!cleared) reject(plan_, at_, "adds losses to what the step before has left");
-    });
+    adds_to(words);
     const BufferUse use = homes_.home_of(x);
     Losses& losses = made_[use.buffer];
     losses.there.each({0, plan_.buffer(use.buffer).bytes}, [&](Range range, bool there) {
@@ -91,6 +130,13 @@ class LossCheck {
         reject(plan_, at_, "adds up losses that are not all of a micro-batch");
     });
     return losses;
+  }
+
+  void adds_to(const View& words) {
+    if (summed_) reject(plan_, at_, "adds to words after the ranks have added them up");
+    cleared_.each(homes_.home_of(words).bytes, [&](bool cleared) {
+      if (!cleared) reject(plan_, at_, "adds to what the step before has left");
+    });
   }
 
   void sums_words(const comm::CollectiveCall& call) {
@@ -108,6 +154,8 @@ class LossCheck {
   std::map<BufferId, Losses> made_;
   std::map<BufferId, View> tallies_;  // by the targets' buffer of a micro-batch
   RangeMap<bool> cleared_;            // bytes of words
+  std::map<BufferId, Routed> routed_;
+  std::map<std::int32_t, std::int64_t> rows_;  // of choices, by unit
   bool summed_ = false;
 };
 

@@ -225,6 +225,11 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
   output.tallies = plan.shape.tallies;
   output.words.resize(static_cast<std::size_t>(plan.words.elements()));
   tier_.read(bound.real(plan.words).data, std::as_writable_bytes(std::span(output.words)));
+  if (plan.choices) {
+    const std::int64_t first = (plan.choices.data - plan.words.data) / size_of(DType::i64);
+    const auto begin = output.words.begin() + first;
+    output.choices.assign(begin, begin + plan.choices.elements());
+  }
   if (plan.confusion) {
     output.confusion.resize(static_cast<std::size_t>(plan.confusion.elements()));
     tier_.read(bound.real(plan.confusion).data,

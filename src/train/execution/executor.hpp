@@ -85,6 +85,7 @@ struct StepOutput {
   std::vector<std::int64_t> words;      // summed over all ranks
   std::int64_t tallies = 0;             // that the step has
   std::vector<std::int64_t> confusion;  // row by row, each document once
+  std::vector<std::int64_t> choices;    // as Plan::choices
   bool applied = false;                 // the verdict, of training
 
   double sum(std::int64_t first_word) const {

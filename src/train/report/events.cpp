@@ -62,6 +62,10 @@ constexpr EventField kStepFields[] = {
     {"corpora", "",
      "of a mixture, an entry for each of `data.train`: its `data`, mean `loss` in the step (null "
      "where none of its targets count), and `targets` that count; else null"},
+    {"experts", "",
+     "an entry for each `layer` of experts: the choices of the `most` chosen expert over the mean "
+     "of all (1: all are chosen alike), how many are `unused`, and how many choices were `dropped` "
+     "for want of capacity; null where there are none"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",
@@ -110,6 +114,9 @@ constexpr EventField kEvaluateFields[] = {
     {"confusion", "",
      "for each label, in the order of `labels.json`, how many of its documents or words were taken "
      "for each"},
+    {"experts", "",
+     "an entry for each `layer` of experts: how many `choices` of all tokens that it computed, "
+     "padding too, were each expert; null where there are none"},
     {"sequences", "", "that it read; where documents or their words are classified, documents"},
     {"targets", "", "of them that count"},
     {"sets", "",

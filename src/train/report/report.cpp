@@ -22,6 +22,7 @@
 #include "plan/prediction/ledger.hpp"
 #include "plan/prediction/spread.hpp"
 #include "setup/inputs.hpp"
+#include "train/expert_loads.hpp"
 #include "train/guards/replicas.hpp"
 #include "train/guards/stop.hpp"
 #include "train/report/moved_rate.hpp"
@@ -350,6 +351,27 @@ nlohmann::json Report::corpora_json(const StepResult& r) const {
   return all;
 }
 
+namespace {
+
+/// null where no layer has experts.
+nlohmann::json experts_json(const model::ModelConfig& config, const StepResult& r) {
+  nlohmann::json all;
+  for (const ExpertLoads& loads : expert_loads(config, r.choices))
+    all.push_back({{"layer", loads.layer},
+                   {"most", loads.most()},
+                   {"unused", loads.unused()},
+                   {"dropped", loads.dropped}});
+  return all;
+}
+nlohmann::json choices_json(const model::ModelConfig& config, const Evaluation& evaluation) {
+  nlohmann::json all;
+  for (const ExpertLoads& loads : expert_loads(config, evaluation.choices))
+    all.push_back({{"layer", loads.layer}, {"choices", loads.choices}});
+  return all;
+}
+
+}  // namespace
+
 void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
   const Progress& at = run_.course.progress;
   const double peak = run_.engine->peak_rate();
@@ -363,6 +385,7 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
                   {"tokens", at.tokens},
                   {"targets", r.targets},
                   {"corpora", corpora_json(r)},
+                  {"experts", experts_json(run_.engine->inputs().model.config, r)},
                   {"samples", at.samples},
                   {"sequence", run_.course.sequence(at.step)},
                   {"step_ms", r.times.total * 1e3},
@@ -469,6 +492,7 @@ void Report::evaluated(const Evaluation& evaluation) {
        {"accuracy", accuracy_json(evaluation.confusion)},
        {"f1", f1_json(evaluation.confusion)},
        {"confusion", counts_json(evaluation.confusion)},
+       {"experts", choices_json(run_.engine->inputs().model.config, evaluation)},
        {"sequences", evaluation.sequences},
        {"targets", evaluation.targets},
        {"sets", sets},

@@ -261,10 +261,11 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     notes = init_from_notes(deck, source);
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
+    const bool fresh = deck.model.init_head == HeadWeights::fresh;
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-          if (!source.has(p.name)) return drawn(p, range, out);
+          if (fresh && !source.has(p.name)) return drawn(p, range, out);
           source.read(p.name, range.begin, out);
           progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
         });

@@ -138,6 +138,14 @@ std::vector<Chart> charts_of(const RunRecord& run) {
   if (!run.corpora.empty())
     charts.push_back(
         {.title = "Loss by corpus", .unit = "training", .lines = lines_by_corpus(run)});
+  const auto balance = lines_of(
+      run, {{"the worst layer", &R::most_chosen}, {"mean of layers", &R::most_chosen_mean}},
+      Form::smoothed);
+  if (!balance.empty()) {
+    charts.push_back({.title = "Balance of experts",
+                      .unit = "choices of the most chosen, over the mean",
+                      .lines = balance});
+  }
   charts.push_back({.title = "Norm of the gradient",
                     .unit = "before clipping",
                     .lines = lines_of(run, {{"norm", &R::grad_norm}}, Form::smoothed),

@@ -139,9 +139,19 @@ class Reader {
       record.*field.to = field.part == nullptr ? value->number() : number_of(*value, field.part);
     }
     if (const auto corpora = event.find("corpora")) add_corpora(*corpora, record.by_corpus);
+    if (const auto experts = event.find("experts")) add_experts(*experts, record);
     if (const auto skipped = event.find("skipped")) record.skipped = skipped->boolean();
     steps_[step] = record;
     last_ = step;
+  }
+
+  static void add_experts(const JsonCursor& layers, StepRecord& record) {
+    double most = 0, sum = 0, count = 0;
+    layers.for_each_item([&](const JsonCursor& layer) {
+      const double of_layer = layer["most"].number();
+      most = std::max(most, of_layer), sum += of_layer, ++count;
+    });
+    if (count > 0) record.most_chosen = most, record.most_chosen_mean = sum / count;
   }
 
   /// Starts of a run may differ in the corpora of their mixtures.

@@ -24,6 +24,9 @@ struct StepRecord {
   double comm_exposed_ms = kNone, pipeline_exposed_ms = kNone, io_exposed_ms = kNone,
          data_exposed_ms = kNone, compute_ms = kNone;  // the last: of the median rank
   double wire_intra = kNone, wire_inter = kNone, io_read = kNone, io_write = kNone;  // bytes
+  // The choices of the most chosen expert over the mean of a layer's: of the worst layer, and the
+  // mean over layers.
+  double most_chosen = kNone, most_chosen_mean = kNone;
   std::vector<double> by_corpus;  // losses, as RunRecord::corpora names them
   double elapsed = 0;  // hours: by the clock where all steps have a time, else in steps alone
 };

@@ -331,20 +331,25 @@ std::int64_t parameters(const ModelSection& m) {
   const std::int64_t attention =
       m.hidden * (q + 2 * kv) + bias * (q + 2 * kv) + q * m.hidden + bias * m.hidden;
   const std::int64_t matrices = m.activation == ActivationKind::swiglu ? 3 : 2;
-  const std::int64_t ffn =
+  const std::int64_t dense =
       matrices * m.hidden * m.ffn_hidden + bias * ((matrices - 1) * m.ffn_hidden + m.hidden);
+  const std::int64_t experts =
+      m.moe.experts * (matrices * m.hidden * m.moe.ffn_hidden + m.hidden);  // and the router
+  const std::int64_t ffn = m.moe.experts > 0 ? experts : dense;
+  const std::int64_t qk_norms = m.qk_norm == QkNorm::head ? 2 * m.head_dim : 0;
   const std::int64_t ends = m.vocab * m.hidden * (m.tied_embeddings ? 1 : 2) +
                             (m.position == PositionKind::learned ? m.context * m.hidden : 0);
-  return ends + m.layers * (2 * norm + attention + ffn) + norm;
+  return ends + m.layers * (2 * norm + attention + qk_norms + ffn) + norm;
 }
 
 TEST(Presets, HaveThePublishedParameterCounts) {
   const std::string text =
       "[run]\nsteps = 1\n[data]\ntrain = [\"t\"]\n[batch]\nglobal = 8\n[optimizer]\nlr = 1.0\n";
   const std::pair<const char*, std::int64_t> wanted[] = {
-      {"gpt2_124m", 124439808},  {"gpt2_350m", 354823168}, {"gpt2_774m", 774030080},
-      {"gpt2_1.5b", 1557611200}, {"llama_1b", 1235814400}, {"llama_3b", 3212749824},
-      {"llama_8b", 8030261248},  {"llama2_7b", 6738415616}};
+      {"gpt2_124m", 124439808},      {"gpt2_350m", 354823168},  {"gpt2_774m", 774030080},
+      {"gpt2_1.5b", 1557611200},     {"llama_1b", 1235814400},  {"llama_3b", 3212749824},
+      {"llama_8b", 8030261248},      {"llama2_7b", 6738415616}, {"mixtral_8x7b", 46702792704},
+      {"qwen3_30b_a3b", 30532122624}};
   ASSERT_EQ(std::size(wanted), EnumWords<Preset>::table.size());
   for (const auto& [name, count] : wanted) {
     const std::vector<std::string> sets = {std::string("model.preset=\"") + name + '"'};

@@ -166,7 +166,7 @@ TEST(Load, UnknownNamesGetTheNearestOne) {
   hint("lr", "optimizer.lr");
   hint("zero_optimization.stage", "[zero]");
   hint("optimiser.lr", "[optimizer]");
-  hint("run.every", "checkpoint.every or evaluate.every or log.every");
+  hint("run.every", "moe.every or checkpoint.every or evaluate.every or log.every");
   expect_contains(refusal_of("evaluate.xyzxyzxyz=1"), "(keys of [evaluate]: every, batches)");
   expect_contains(refusal_of("qqqqqqqqqqqq.a=1"), "(sections: run, model");
 }

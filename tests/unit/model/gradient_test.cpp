@@ -132,6 +132,55 @@ TEST(Gradients, LlamaTiedWithDropoutAndBiases) {
   Differences(c).check();
 }
 
+/// All experts are chosen: whom a token goes to does not change along the way.
+ModelConfig of_all_experts(ModelConfig c) {
+  c.experts.routing.choices = c.experts.count;
+  c.experts.routing.open_groups = c.experts.routing.groups;
+  return c;
+}
+
+TEST(Gradients, Mixtral) { Differences(of_all_experts(mixtral_like())).check(); }
+
+TEST(Gradients, DeepSeek) { Differences(of_all_experts(deepseek_like())).check(); }
+
+/// What z adds to the gradient of the last router's matrix, of a mean loss over targets.
+std::vector<double> gradient_of_z(const ModelConfig& config) {
+  const auto device = kernels::make_cpu_device({});
+  EagerModel model(config, DType::f32, 3, *device, test_values(11));
+  const TokenBatch batch = batch_of(config, 40, 2, 7);
+  const float scale = 1.0F / static_cast<float>(batch.targets.size());
+  const std::vector<float> without = model.backward(batch, scale).flat;
+  model.router_terms.z = 100;
+  const std::vector<float> with = model.backward(batch, scale).flat;
+  std::vector<double> all;
+  for (const auto& tensor : model.tensors()) {
+    if (tensor.name != "block.1.mlp.router.weight") continue;
+    for (auto i = tensor.elements.begin; i < tensor.elements.end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      all.push_back(static_cast<double>(with[at]) - without[at]);
+    }
+  }
+  return all;
+}
+
+// Terms of routers weigh as much as the targets, however many a sample has.
+TEST(Gradients, RouterTermsWeighAsMuchWhereASampleHasOneTarget) {
+  ModelConfig pooled = mixtral_like();
+  pooled.head = {.pooling = Pooling::mean, .labels = 5};
+  const auto of_tokens = gradient_of_z(mixtral_like()), of_pooled = gradient_of_z(pooled);
+  ASSERT_EQ(of_tokens.size(), of_pooled.size());
+  ASSERT_GT(length(of_tokens), 1);
+  for (std::size_t i = 0; i < of_tokens.size(); ++i)
+    EXPECT_NEAR(of_tokens[i], of_pooled[i], 1e-4 * length(of_tokens));
+}
+
+TEST(Gradients, ExpertsWithoutGate) {
+  ModelConfig c = gpt2_like();
+  c.bias = false;
+  c.experts = {.count = 3, .hidden = 24, .every = 2, .routing = {.choices = 3}};
+  Differences(c).check();
+}
+
 TEST(Gradients, Qwen) { Differences(qwen_like()).check(); }
 
 TEST(Gradients, Olmo2WithDropout) {

@@ -47,6 +47,21 @@ ModelConfig qwen3_600m() {
   return c;
 }
 
+ModelConfig mixtral_8x7b() {
+  ModelConfig c = llama_8b();
+  c.vocab = 32000;
+  c.experts = {.count = 8, .hidden = 14336, .routing = {.choices = 2, .normalized = true}};
+  return c;
+}
+
+ModelConfig qwen3_30b_a3b() {
+  ModelConfig c = qwen3_600m();
+  c.layers = 48, c.heads = 32, c.kv_heads = 4, c.hidden = 2048;
+  c.tied_embeddings = false;
+  c.experts = {.count = 128, .hidden = 768, .routing = {.choices = 8, .normalized = true}};
+  return c;
+}
+
 ModelConfig gemma2_2b() {
   ModelConfig c = llama_8b();
   c.layers = 26, c.heads = 8, c.kv_heads = 4, c.head_dim = 256, c.hidden = 2304;
@@ -83,6 +98,8 @@ TEST(ParameterTable, CountsThePublishedNumberOfParameters) {
   EXPECT_EQ(parameter_count(model_units(llama_8b())), 8'030'261'248);
   EXPECT_EQ(parameter_count(model_units(qwen3_600m())), 596'049'920);
   EXPECT_EQ(parameter_count(model_units(gemma2_2b())), 2'614'341'888);
+  EXPECT_EQ(parameter_count(model_units(mixtral_8x7b())), 46'702'792'704);
+  EXPECT_EQ(parameter_count(model_units(qwen3_30b_a3b())), 30'532'122'624);
   EXPECT_EQ(parameter_count(model_units(pythia_160m())), 162'322'944);
 }
 
@@ -94,6 +111,22 @@ TEST(ParameterTable, WindowsMakeAttentionCheaper) {
   EXPECT_EQ(flop_per_token(all, 8192) - flop_per_token(gemma2_2b(), 8192),
             12.0 * 13 * 2048 * (t / 2 - (w - w * w / (2 * t))));
   EXPECT_EQ(flop_per_token(all, 2048), flop_per_token(gemma2_2b(), 2048));
+}
+
+// Of eight experts a token meets two: 12.9 of 46.7 billion parameters, as published.
+TEST(ParameterTable, CountsFlopOfTheExpertsThatATokenMeets) {
+  const double expert = 3.0 * 4096 * 14336;
+  const double block = 4096.0 * 4096 * 2.5 + 2 * expert + 8 * 4096 + 2 * 4096;
+  const double n = 32 * block + 4096 + 32000.0 * 4096;
+  EXPECT_EQ(n + 32000.0 * 4096, 12'879'925'248);
+  EXPECT_EQ(flop_per_token(mixtral_8x7b(), 8192), 6 * n + 6.0 * 32 * 4096 * 8192);
+  ModelConfig few = mixtral_8x7b();
+  few.experts.every = 4, few.experts.first = 4;  // layers 7, 11, ..., 31
+  EXPECT_EQ(few.experts_before(32), 7);
+  EXPECT_EQ(few.experts_before(8), 1);
+  const double dense = 7 * (2 * expert + 8 * 4096) + 25 * expert;
+  EXPECT_EQ(flop_per_token(few, 8192) - 6.0 * 32 * 4096 * 8192,
+            6 * (32 * (4096.0 * 4096 * 2.5 + 2 * 4096) + dense + 4096 + 32000.0 * 4096));
 }
 
 // Trap 53. By hand, for 1024 tokens of GPT-2 124M: a block multiplies with 4 C^2 + 8 C^2 weights

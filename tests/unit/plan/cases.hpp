@@ -77,6 +77,16 @@ inline Case random_case(std::mt19937& random) {
       m.head.labels = 1 + pick(20), m.head.pooling = static_cast<Pooling>(pick(4));
     }
   }
+  if (!m.bias && pick(2) == 0) {
+    m.experts = {.count = 2 + pick(3),
+                 .hidden = 8 + pick(9),
+                 .shared_hidden = 6 * pick(2),
+                 .every = 1 + pick(2),
+                 .first = pick(2),
+                 .capacity = 1.5 * pick(2),
+                 .routing = {.choices = 1 + pick(2)}};
+    c.inputs.router_terms.balance = 0.25F * static_cast<float>(pick(2));
+  }
   c.inputs.numerics.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.numerics.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.sharding.prefetch = pick(4);
@@ -94,7 +104,10 @@ inline Case random_case(std::mt19937& random) {
   c.inputs.layout.tensor_chunks =
       c.inputs.numerics.layout_mode ? 2 : c.inputs.layout.mesh.tensor * tiles;
   c.inputs.layout.split_sequence = pick(3) != 0;
-  c.inputs.model.units = model::model_units(m, c.inputs.layout.tensor_chunks, {.tiles = tiles});
+  const bool whole = m.experts.count >= c.inputs.layout.tensor_chunks && pick(2) == 0;
+  c.inputs.model.units = model::model_units(
+      m, c.inputs.layout.tensor_chunks,
+      {.tiles = tiles, .experts = whole ? ExpertSplit::experts : ExpertSplit::width});
   const int per_node = 1 + pick(static_cast<int>(c.inputs.layout.mesh.data));
   for (int r = 0; r < c.inputs.layout.mesh.size(); ++r)
     c.inputs.layout.node_of.push_back(r / per_node);

@@ -240,6 +240,62 @@ TEST(Check, RejectsLossesThatGoAstray) {
   }
 }
 
+// Choices that are not counted, twice, where other layers' are, or again where they are computed
+// again; and ranks that count the same ones.
+TEST(Check, RejectsChoicesThatGoAstray) {
+  Case c = make_case(1, 2, 2, ReduceWhen::step);
+  c.inputs.model.config.bias = false;
+  c.inputs.model.config.experts = {.count = 4, .hidden = 8, .routing = {.choices = 2}};
+  c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+  c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+  c.inputs.recompute = Recompute::full;
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  EXPECT_NO_THROW(check(plan));
+  using kernels::CountChoices;
+  expect_rejected(without_or_again<CountChoices>(plan), "the step's counts");
+  expect_rejected(with_each<CountChoices>(plan,
+                                          [&](CountChoices& count) {
+                                            const View first = plan.choices.row_range(0, 1);
+                                            const bool of_first = count.counts.data == first.data;
+                                            const View other =
+                                                plan.choices.row_range(of_first ? 1 : 0, 1);
+                                            count.counts = other.range(0, 4);
+                                            count.dropped = other.range(4, 1);
+                                          }),
+                  "choices of other layers");
+  expect_rejected(with_each<CountChoices>(
+                      plan, [&](CountChoices& count) { count.dropped = plan.choices.range(0, 1); }),
+                  "what is dropped");
+  Plan uncleared = plan;
+  for (Op& op : uncleared.ops) {
+    visit_args(op.call, [&](auto& args) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(args)>, kernels::Fill>)
+        if (args.out.data == plan.choices.data) args.out = plan.words.range(WordLayout::loss, 1);
+    });
+  }
+  EXPECT_THROW(check(uncleared), InternalError);
+  Plan swapped = plan;
+  for (Op& op : swapped.ops) {
+    visit_args(op.call, [&](auto& args) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(args)>, CountChoices>) {
+        const bool first = args.counts.data == plan.choices.row_range(0, 1).data,
+                   second = args.counts.data == plan.choices.row_range(1, 1).data;
+        if (!first && !second) return;
+        const View other = plan.choices.row_range(first ? 1 : 0, 1);
+        args.counts = other.range(0, 4), args.dropped = other.range(4, 1);
+      }
+    });
+  }
+  EXPECT_THROW(check(swapped), InternalError);
+  Plan again = plan;
+  for (Op& op : again.ops) op.again = op.again || call_name(op.call) == CountChoices::kName;
+  EXPECT_THROW(check(again), InternalError);
+  Plan of_other = make_plan(c.inputs, c.shape, {.tensor = 1});
+  EXPECT_NO_THROW(check(of_other));
+  of_other.place.tensor = 0;
+  EXPECT_THROW(check(of_other), InternalError);
+}
+
 /// What each of these calls has of a whole is where it belongs: not a block further, or before.
 template <typename Args>
 void expect_chunks_in_place(const Plan& plan, View Args::*of) {

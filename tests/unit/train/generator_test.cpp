@@ -27,7 +27,7 @@ double log_probability(std::span<const float> logits, std::int32_t token) {
 TEST(Generator, SeesWhatTrainingSees) {
   const auto device = kernels::make_cpu_device({});
   for (auto config : {gpt2_like(), llama_like(), qwen_like(), olmo2_like(), gpt_neox_like(),
-                      gptj_like(), gemma2_like()}) {
+                      gptj_like(), gemma2_like(), mixtral_like(), deepseek_like()}) {
     const std::int64_t n = config.context;
     EagerModel training(config, DType::f32, 1, *device, test_values(11));
     const TokenBatch batch = batch_of(config, 3, 1, n);

@@ -189,7 +189,8 @@ TEST(ModelState, MovesBetweenLayouts) {
                                        {.tensor = 3, .pipeline = 2},
                                        {.data = 2, .stage = 1, .pipeline = 4},
                                        {2, 3, DType::bf16, 4, 2}};
-  for (const auto& config : {gpt2_like(), llama_like(), qwen_like(), gemma2_like()}) {
+  for (const auto& config :
+       {gpt2_like(), llama_like(), qwen_like(), gemma2_like(), deepseek_like()}) {
     for (const Layout& from : layouts) {
       const TemporaryDirectory directory;
       const auto path = save(directory.path(), config, from);

@@ -1,0 +1,149 @@
+#include <vector>
+
+#include "core/bytes.hpp"
+#include "deck/deck_checker.hpp"
+
+namespace tessera::deck {
+
+namespace {
+
+class ExpertsChecker : DeckChecker {
+ public:
+  using DeckChecker::DeckChecker;
+
+  void run() {
+    if (!usable({"moe.experts"})) return;
+    if (moe_.experts == 0) return unused();
+    layers();
+    choices();
+    groups();
+    others();
+  }
+
+ private:
+  /// Keys that say something of experts that there are not. Those whose defaults follow from other
+  /// keys say nothing.
+  void unused() {
+    for (const SchemaRow& row : schema_rows()) {
+      const bool follows = row.name == "moe.ffn_hidden" || row.name == "moe.normalize";
+      if (row.section != "moe" || follows || !loaded_.explicitly_set(row.name)) continue;
+      needs(row.name, row.field.get(deck_) != row.field.get(Deck{}), false, "moe.experts");
+    }
+  }
+
+  void layers() {
+    if (!usable({"model.layers", "moe.every", "moe.first_dense"})) return;
+    const std::int64_t layers = deck_.model.layers;
+    if (layers / moe_.every * moe_.every > moe_.first_dense) return;
+    problem(moe_.every > layers ? "moe.every" : "moe.first_dense",
+            fmt::format("moe.every = {} and moe.first_dense = {} leave no layer of "
+                        "model.layers = {} with experts (give less)",
+                        moe_.every, moe_.first_dense, layers));
+  }
+
+  void choices() {
+    if (!usable({"moe.top_k", "moe.groups", "moe.group_top"})) return;
+    at_most("moe.top_k", moe_.top_k, "moe.experts", moe_.experts);
+    if (!usable({"moe.top_k"}) || moe_.experts % moe_.groups != 0) return;
+    const std::int64_t open = moe_.group_top * (moe_.experts / moe_.groups);
+    if (moe_.top_k <= open) return;
+    problem("moe.top_k",
+            fmt::format("moe.top_k = {} is more than the {} of moe.group_top = {} (give at most "
+                        "that, or more as moe.group_top)",
+                        moe_.top_k, count_text(open, "expert"), moe_.group_top));
+  }
+
+  void groups() {
+    if (!usable({"moe.groups", "moe.group_top", "moe.group_score"})) return;
+    if (moe_.experts % moe_.groups != 0) {
+      return problem(
+          "moe.groups",
+          fmt::format("moe.groups = {} does not divide moe.experts = {} (give one of {})",
+                      moe_.groups, moe_.experts, fmt::join(divisors(), ", ")));
+    }
+    at_most("moe.group_top", moe_.group_top, "moe.groups", moe_.groups);
+    needs("moe.group_score", moe_.group_score != GroupScore::largest, moe_.groups > 1,
+          "moe.groups");
+    if (moe_.group_score == GroupScore::two_largest && moe_.groups == moe_.experts) {
+      problem("moe.group_score",
+              fmt::format("moe.group_score = \"two_largest\" needs two experts in a group, but "
+                          "moe.groups = {} of moe.experts = {} have one (give fewer groups)",
+                          moe_.groups, moe_.experts));
+    }
+  }
+
+  /// Numbers of groups that are possible.
+  std::vector<std::int64_t> divisors() const {
+    std::vector<std::int64_t> all;
+    for (std::int64_t n = 1; n <= 32; ++n)
+      if (moe_.experts % n == 0) all.push_back(n);
+    return all;
+  }
+
+  /// What does not go with experts.
+  void others() {
+    if (usable({"model.bias"}) && deck_.model.bias) {
+      problem("model.bias",
+              "model.bias = true is not possible with moe.experts: experts have no biases (give "
+              "model.bias = false; model.qkv_bias may be true)");
+    }
+    if (usable({"precision.matmul"}) && deck_.precision.matmul == Matmul::fp8) {
+      problem("precision.matmul",
+              "precision.matmul = \"fp8\" is not possible with moe.experts: products of experts "
+              "have the operands that are stored (use \"same\")");
+    }
+    if (usable({"moe.capacity"}) && moe_.capacity > 0) capacity();
+    widths();
+  }
+
+  void capacity() {
+    if (moe_.capacity < 1) {
+      problem("moe.capacity",
+              fmt::format("moe.capacity = {} is below 1, so that experts would drop tokens however "
+                          "these are spread (give 1 or more, or 0 to drop none)",
+                          moe_.capacity));
+    }
+    const bool padded = has_classes(deck_.task.kind) || deck_.batch.token_budget;
+    if (usable({"task.kind", "batch.token_budget"}) && padded) {
+      problem(
+          "moe.capacity",
+          fmt::format("moe.capacity = {} does not go with {}: padding would take the room of "
+                      "tokens (leave it out)",
+                      moe_.capacity,
+                      deck_.batch.token_budget ? "batch.token_budget" : "classes of documents"));
+    }
+  }
+
+  /// Each chunk has a column at least of what is cut by width, and an expert of what is not.
+  void widths() {
+    if (!usable({"moe.split", "zero.tiles", "parallel.tensor", "run.reproducible_tensor",
+                 "run.reproducible"}))
+      return;
+    const bool layout = deck_.run.reproducible == Reproducible::layout;
+    const std::int64_t chunks =
+        layout ? deck_.run.reproducible_tensor : deck_.parallel.tensor * deck_.zero.tiles;
+    const auto at_least = [&](std::string_view key, std::int64_t value, std::string_view remedy) {
+      if (!usable({key}) || value >= chunks) return;
+      problem(key, fmt::format("{} = {} cannot be divided over {} = {} ({})", key, value,
+                               layout ? "run.reproducible_tensor" : "parallel.tensor x zero.tiles",
+                               chunks, remedy));
+    };
+    if (moe_.split == ExpertSplit::experts) {
+      at_least("moe.experts", moe_.experts, "use moe.split = \"width\", or fewer parts");
+    } else {
+      at_least("moe.ffn_hidden", moe_.ffn_hidden, "give more, or fewer parts");
+    }
+    if (moe_.shared_ffn_hidden > 0)
+      at_least("moe.shared_ffn_hidden", moe_.shared_ffn_hidden, "give more, or fewer parts");
+  }
+
+  const MoeSection& moe_ = deck_.model.moe;
+};
+
+}  // namespace
+
+void check_experts(const LoadedDeck& loaded, Problems& problems) {
+  ExpertsChecker(loaded, problems).run();
+}
+
+}  // namespace tessera::deck

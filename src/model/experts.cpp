@@ -1,0 +1,200 @@
+#include "model/experts.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera::model {
+
+using namespace kernels;
+
+namespace {
+
+/// What is minimised of each token beside the losses of targets, from what the deck weighs it with:
+/// the mean over a sample's tokens, which weighs as much as the sample's targets, is weight x E x
+/// the sum over experts of their share of choices times their mean share of scores.
+RouterTerms terms_of(const UnitContext& u, const ModelConfig& c) {
+  if (!u.training) return {};
+  const std::int64_t t = u.micro_batch().sequence;
+  const float token = static_cast<float>(c.targets_of(t)) / static_cast<float>(t);
+  const float even =
+      static_cast<float>(c.experts.count) / static_cast<float>(c.experts.routing.choices * t);
+  return {.balance = u.router_terms.balance * token * even, .z = u.router_terms.z * token};
+}
+
+/// How many of `tokens` an expert takes; 0: all. Evaluation drops none, so that its losses do not
+/// depend on what else is in a batch.
+std::int64_t capacity_of(const UnitContext& u, const ExpertsConfig& e, std::int64_t tokens) {
+  if (!u.training || e.capacity == 0) return 0;
+  const double even =
+      static_cast<double>(tokens * e.routing.choices) / static_cast<double>(e.count);
+  // A product that is whole but for its rounding is not one more.
+  const double most = std::min(e.capacity * even * (1 - 1e-12), static_cast<double>(tokens));
+  return static_cast<std::int64_t>(std::ceil(most));
+}
+
+}  // namespace
+
+RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& router_w,
+                          const View& h) {
+  const ExpertsConfig& e = c.experts;
+  const std::int64_t n = h.rows(), k = e.routing.choices, batch = u.micro_batch().batch;
+  const auto floats = [&](std::int64_t height, std::int64_t width) {
+    return u.tensor(Keep::expensive, DType::f32, {height, width});
+  };
+  RoutedTokens r{.h = h,
+                 .logits = floats(n, e.count),
+                 .stats = floats(n, kRouteStats),
+                 .experts = u.tensor(Keep::expensive, DType::i32, {n, k}),
+                 .weights = floats(n, k),
+                 .counts = {},
+                 .capacity = capacity_of(u, e, n)};
+  u.run(Linear{.x = h, .weight = router_w, .y = r.logits});
+  u.run(Route{.logits = r.logits,
+              .experts = r.experts,
+              .weights = r.weights,
+              .stats = r.stats,
+              .routing = e.routing});
+  if (terms_of(u, c).balance > 0) {
+    r.counts = floats(batch, e.count);
+    u.run(ExpertLoad{.logits = r.logits,
+                     .stats = r.stats,
+                     .experts = r.experts,
+                     .counts = r.counts,
+                     .shares = u.tensor(Keep::transient, DType::f32, {batch, e.count}),
+                     .routing = e.routing});
+  }
+  if (u.choices) {
+    u.run(CountChoices{.experts = r.experts,
+                       .counts = u.choices.range(0, e.count),
+                       .dropped = u.choices.range(e.count, 1),
+                       .capacity = r.capacity});
+  }
+  return r;
+}
+
+DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                                 Range experts) {
+  const std::int64_t n = routed.experts.rows(), k = routed.experts.cols();
+  const std::int64_t rows = dispatched_rows(n, k, experts.count(), routed.capacity);
+  const DispatchedTokens to{.experts = experts,
+                            .place = u.tensor(Keep::cheap, DType::i32, {n, k}),
+                            .source = u.tensor(Keep::cheap, DType::i32, {rows}),
+                            .begins = u.tensor(Keep::cheap, DType::i32, {experts.count() + 1}),
+                            .rows = u.tensor(Keep::cheap, u.compute(), {rows, c.hidden}),
+                            .copies = n * k * experts.count() / c.experts.count};
+  u.run(Dispatch{.experts = routed.experts,
+                 .place = to.place,
+                 .source = to.source,
+                 .begins = to.begins,
+                 .first = experts.begin,
+                 .all = c.experts.count,
+                 .capacity = routed.capacity});
+  u.run(SpreadRows{.x = routed.h, .source = to.source, .rows = to.rows, .choices = k});
+  return to;
+}
+
+void experts_forward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                     const DispatchedTokens& to, const ExpertsChunk& w, ExpertsSaved& s,
+                     const View& out) {
+  const std::int64_t rows = to.rows.rows();
+  s.dispatched = to;
+  s.up = u.tensor(Keep::expensive, u.compute(), {rows, w.up_w.rows() / to.experts.count()});
+  s.act = u.tensor(Keep::cheap, u.compute(), {rows, w.down_w.cols()});
+  s.out = u.tensor(Keep::expensive, u.compute(), {rows, c.hidden});
+  u.run(ExpertLinear{
+      .x = to.rows, .weight = w.up_w, .begins = to.begins, .y = s.up, .copies = to.copies});
+  u.run(Activate{.x = s.up, .y = s.act, .kind = c.activation});
+  u.run(ExpertLinear{
+      .x = s.act, .weight = w.down_w, .begins = to.begins, .y = s.out, .copies = to.copies});
+  u.run(CombineRows{
+      .rows = s.out, .weights = routed.weights, .place = to.place, .out = out.matrix()});
+}
+
+ExpertsBackward::ExpertsBackward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                                 const View& d_out, std::int64_t chunks)
+    : u_(u),
+      c_(c),
+      routed_(routed),
+      d_out_(d_out),
+      partial_(u, Write::overwrite),
+      d_weights_(
+          u.tensor(Keep::transient, DType::f32, {routed.weights.rows(), routed.weights.cols()})),
+      dots_(partial_.parts(d_weights_, chunks, u.tensor_region().cut.ranks > 1)) {}
+
+View ExpertsBackward::rows(const DispatchedTokens& of, std::int64_t columns) const {
+  return u_.temporary({of.rows.rows(), columns});
+}
+
+/// The gradient of what experts have made of each copy.
+View ExpertsBackward::spread(const DispatchedTokens& to) const {
+  const View d_rows = rows(to, c_.hidden);
+  u_.run(SpreadRows{.x = d_out_,
+                    .weights = routed_.weights,
+                    .source = to.source,
+                    .rows = d_rows,
+                    .choices = routed_.weights.cols()});
+  return d_rows;
+}
+
+void ExpertsBackward::input(const ExpertsChunk& w, const ExpertsSaved& saved, const View& d_x) {
+  const DispatchedTokens& to = saved.dispatched;
+  const std::int64_t copies = routed_.weights.elements();
+  u_.run(RowDots{.x = d_out_,
+                 .rows = saved.out,
+                 .place = to.place,
+                 .dots = dots_.range(std::ssize(chunks_) * copies, copies)});
+  const bool again = !chunks_.empty() && chunks_.back().dispatched().experts == to.experts;
+  const View d_rows = again ? chunks_.back().d_rows : spread(to);
+  const View d_act = rows(to, w.down_w.cols()), d_up = rows(to, saved.up.cols()),
+             d_copies = rows(to, c_.hidden);
+  u_.run(ExpertLinearBackwardInput{
+      .d_y = d_rows, .weight = w.down_w, .begins = to.begins, .d_x = d_act, .copies = to.copies});
+  u_.run(ActivateBackward{.x = saved.up, .d_y = d_act, .d_x = d_up, .kind = c_.activation});
+  u_.run(ExpertLinearBackwardInput{
+      .d_y = d_up, .weight = w.up_w, .begins = to.begins, .d_x = d_copies, .copies = to.copies});
+  u_.run(CombineRows{.rows = d_copies, .place = to.place, .out = d_x.matrix()});
+  chunks_.push_back({.saved = &saved, .d_rows = d_rows, .d_up = d_up});
+}
+
+void ExpertsBackward::logits() {
+  partial_.finish();
+  d_logits_ = u_.temporary({routed_.logits.rows(), routed_.logits.cols()});
+  const RouterTerms terms = terms_of(u_, c_);
+  u_.run(RouteBackward{.logits = routed_.logits,
+                       .stats = routed_.stats,
+                       .experts = routed_.experts,
+                       .d_weights = d_weights_,
+                       .counts = routed_.counts,
+                       .scale = terms ? u_.scale : View{},
+                       .d_logits = d_logits_,
+                       .terms = terms,
+                       .routing = c_.experts.routing});
+}
+
+void ExpertsBackward::router_input(const View& router_w, const View& d_x) const {
+  u_.run(LinearBackwardInput{.d_y = d_logits_, .weight = router_w, .d_x = d_x});
+}
+
+void ExpertsBackward::weights(std::size_t i, const ExpertsChunk& gradients, Write write) const {
+  const auto& [saved, d_rows, d_up] = chunks_[i];
+  const DispatchedTokens& to = saved->dispatched;
+  u_.run(ExpertLinearBackwardWeight{.d_y = d_rows,
+                                    .x = saved->act,
+                                    .begins = to.begins,
+                                    .d_weight = gradients.down_w,
+                                    .write = write,
+                                    .copies = to.copies});
+  u_.run(ExpertLinearBackwardWeight{.d_y = d_up,
+                                    .x = to.rows,
+                                    .begins = to.begins,
+                                    .d_weight = gradients.up_w,
+                                    .write = write,
+                                    .copies = to.copies});
+}
+
+void ExpertsBackward::router_weights(const View& gradient, Write write) const {
+  u_.run(
+      LinearBackwardWeight{.d_y = d_logits_, .x = routed_.h, .d_weight = gradient, .write = write});
+}
+
+}  // namespace tessera::model

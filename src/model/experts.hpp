@@ -1,0 +1,92 @@
+// The experts of a feed-forward layer (Shazeer et al. 2017; Fedus et al. 2021): a router chooses
+// some for each token, copies of tokens go to them in the order of experts, and what they make is
+// added up with the router's weights.
+#pragma once
+
+#include <vector>
+
+#include "model/tensor_parallel.hpp"
+
+namespace tessera::model {
+
+/// Views of one chunk of the experts' matrices, or of their gradients: of G experts up_w is
+/// (G F, C), or of gated ones (G 2 F, C), each expert's gate before its up; down_w is (G C, F). A
+/// chunk has a part of the width F of all experts, or some experts whole.
+struct ExpertsChunk {
+  View up_w, down_w;
+};
+
+/// What a layer's router has chosen: for N tokens K experts each.
+struct RoutedTokens {
+  View h;                                // (B, T, C) what the router and the experts read
+  View logits, stats, experts, weights;  // of kernels::Route
+  View counts;                           // of kernels::ExpertLoad, where balance is weighed
+  std::int64_t capacity = 0;             // of each expert, in tokens; 0: no limit
+};
+
+/// The copies of tokens that go to some experts, in R rows.
+struct DispatchedTokens {
+  Range experts;
+  View place, source, begins;  // of kernels::Dispatch
+  View rows;                   // (R, C)
+  std::int64_t copies = 0;     // that are expected
+};
+
+/// What backward needs of one chunk of the experts.
+struct ExpertsSaved {
+  DispatchedTokens dispatched;  // the same where chunks have parts of the same experts
+  View up, act, out;            // (R, F or 2 F), (R, F), (R, C)
+};
+
+/// `h`: at all positions. Every tensor rank routes alike.
+RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& router_w,
+                          const View& h);
+
+DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                                 Range experts);
+
+/// out = the sum of what these experts, of which `w` is a chunk, make of each token that chose
+/// them.
+void experts_forward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                     const DispatchedTokens& to, const ExpertsChunk& w, ExpertsSaved& saved,
+                     const View& out);
+
+/// The way back, in the order of its functions.
+class ExpertsBackward {
+ public:
+  /// `d_out`: the gradient of the experts' output, at all positions; `chunks`: this rank's.
+  ExpertsBackward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                  const View& d_out, std::int64_t chunks);
+  /// d_x = the gradient of what a chunk has read, of each chunk in order.
+  void input(const ExpertsChunk& w, const ExpertsSaved& saved, const View& d_x);
+  /// The gradient of the router's logits, once all chunks have gone so far. Its own terms enter
+  /// here.
+  void logits();
+  /// d_x = that of what the router has read.
+  void router_input(const View& router_w, const View& d_x) const;
+  /// Gradients of the parameters.
+  void weights(std::size_t i, const ExpertsChunk& gradients, kernels::Write write) const;
+  void router_weights(const View& gradient, kernels::Write write) const;
+
+ private:
+  /// Of a chunk: what forward has saved; the gradients of what experts have made (R, C), and of
+  /// their first product.
+  struct Chunk {
+    const ExpertsSaved* saved;
+    View d_rows, d_up;
+    const DispatchedTokens& dispatched() const { return saved->dispatched; }
+  };
+  View spread(const DispatchedTokens& to) const;
+  View rows(const DispatchedTokens& of, std::int64_t columns) const;
+
+  UnitContext& u_;
+  const ModelConfig& c_;
+  const RoutedTokens& routed_;
+  View d_out_;  // (B, T, C)
+  std::vector<Chunk> chunks_;
+  PartialGradients partial_;
+  View d_weights_, dots_;  // (N, K) f32, and the chunks' parts of it
+  View d_logits_;
+};
+
+}  // namespace tessera::model

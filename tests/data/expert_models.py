@@ -1,0 +1,31 @@
+"""Small language models of experts, for make_experts.py and the test that compares with what it has made."""
+
+COMMON = {"family": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "ffn_hidden": 40,
+          "vocab": 97, "context": 10, "init_std": 0.2}
+# By name: [model] and [moe]. Every kind of router, of layer and of term is in one of them.
+MODELS = {
+    "switch": ({**COMMON, "activation": "relu"},
+               {"experts": 4, "top_k": 1, "every": 2, "aux_loss": 0.5}),
+    "mixtral": (COMMON, {"experts": 4, "top_k": 2, "aux_loss": 0.2, "z_loss": 0.05}),
+    "dropping": (COMMON, {"experts": 4, "top_k": 2, "capacity": 1.1, "z_loss": 0.05}),
+    "qwen": ({**COMMON, "qk_norm": "head"},
+             {"experts": 8, "top_k": 3, "ffn_hidden": 24, "normalize": False, "groups": 4,
+              "group_top": 2, "aux_loss": 0, "z_loss": 0.1}),
+    "deepseek": ({**COMMON, "layers": 3, "tied_embeddings": True},
+                 {"experts": 6, "top_k": 2, "ffn_hidden": 24, "shared_ffn_hidden": 20,
+                  "first_dense": 1, "scores": "sigmoid", "scale": 1.5, "groups": 3, "group_top": 2,
+                  "group_score": "two_largest", "aux_loss": 0.3}),
+}
+STEPS, BATCH, MICRO, LENGTH, LR, EPS, CLIP = 10, 8, 2, 10, 3e-3, 1e-6, 1.0
+
+
+def deck(name, tokens):
+    model, moe = MODELS[name]
+    return {"run": {"steps": STEPS, "seed": 8, "backend": "debug"},
+            "model": dict(model), "moe": dict(moe),
+            "data": {"train": [str(tokens)], "shuffle": False},
+            "batch": {"micro": MICRO, "global": BATCH},
+            "optimizer": {"name": "adam", "lr": LR, "betas": [0.9, 0.99], "eps": EPS,
+                          "clip_norm": CLIP},
+            "schedule": {"kind": "constant"},
+            "precision": {"compute": "f32"}}

@@ -1,0 +1,188 @@
+"""Makes oracle/experts.json: what PyTorch computes when it trains the models of expert_models.py from the
+initial weights that Tessera gives them, in fp64 and fp32: of each step the loss, the gradient's norm, and
+of each layer's router how many choices are each expert, and how many are dropped. tests/run/experts_test.py compares.
+
+    pip install torch h5py && python make_experts.py TESSERA
+"""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from fractions import Fraction
+
+import h5py
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import expert_models as models
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+os.environ.update(TESSERA_SOURCE_DIR=str(TESTS.parent), TESSERA_BINARY=sys.argv[1],
+                  TESSERA_MPIEXEC="none")
+sys.path.insert(0, str(TESTS / "run"))
+from tessera import to_toml, write_tokens  # noqa: E402
+
+MARGIN = 1e-5  # between the scores of what is chosen and what is not, that no rounding moves
+
+
+def tokens_and_weights(name):
+    """The tokens, and the weights of a run whose only step moves nothing."""
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        write_tokens(directory / "tokens")
+        deck = models.deck(name, directory / "tokens")
+        deck["run"].update(steps=1, dir=str(directory / "run"))
+        deck["optimizer"]["lr"] = 1e-30
+        (directory / "deck.toml").write_text(to_toml(deck))
+        subprocess.run([sys.argv[1], "train", directory / "deck.toml"], check=True,
+                       stdout=subprocess.DEVNULL)
+        (path,) = (directory / "run").glob("checkpoints/*/model.h5")
+        with h5py.File(path) as file:
+            weights = {key: torch.tensor(item[()]) for key, item in file["master"].items()}
+        tokens = np.fromfile(directory / "tokens.bin", np.uint16).astype(np.int64)
+        return torch.from_numpy(tokens), weights
+
+
+def rotated(x):
+    """(B, H, T, D): columns i and i + D / 2 of position t turn by t / 10000^(2 i / D)."""
+    t, half = x.shape[2], x.shape[3] // 2
+    angles = torch.outer(torch.arange(t, dtype=torch.float64),
+                         10000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def rms(x, w):
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w
+
+
+class Model:
+    def __init__(self, name, weights):
+        self.m, self.moe = models.MODELS[name]
+        self.w = weights
+
+    def feed_forward(self, x, at):
+        linear = lambda y, p: y @ self.w[f"{at}.{p}.weight"].T
+        if self.m.get("activation") == "relu":
+            return linear(F.relu(linear(x, "up")), "down")
+        return linear(F.silu(linear(x, "gate")) * linear(x, "up"), "down")
+
+    def allowed(self, scores):
+        """Which experts a token may choose: those of its best groups."""
+        groups = self.moe.get("groups", 1)
+        of_groups = scores.unflatten(-1, (groups, -1))
+        if self.moe.get("group_score") == "two_largest":
+            value = of_groups.topk(2, -1).values.sum(-1)
+        else:
+            value = of_groups.max(-1).values
+        top = self.moe.get("group_top", 1)
+        ordered = value.sort(-1, descending=True).values
+        if top < groups:
+            self.margin = min(self.margin, (ordered[..., top - 1] - ordered[..., top]).min().item())
+        open_groups = torch.zeros_like(value, dtype=torch.bool).scatter(
+            -1, value.topk(top, -1).indices, True)
+        return open_groups.repeat_interleave(of_groups.shape[-1], -1)
+
+    def experts(self, x, at):
+        """x: (B, T, C). Adds this layer's terms to those of the pass, of each sequence's tokens."""
+        k, experts = self.moe["top_k"], self.moe["experts"]
+        logits = x @ self.w[f"{at}.router.weight"].T
+        sigmoid = self.moe.get("scores") == "sigmoid"
+        scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+        may = scores.masked_fill(~self.allowed(scores), -torch.inf)
+        ordered = may.sort(-1, descending=True).values
+        if k < experts:
+            self.margin = min(self.margin, (ordered[..., k - 1] - ordered[..., k]).min().item())
+        chosen = may.topk(k, -1).indices
+        weights = scores.gather(-1, chosen)
+        if self.moe.get("normalize", k > 1):
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights * self.moe.get("scale", 1.0)
+        kept = self.kept(chosen)
+        weights = weights * kept
+        out = torch.zeros_like(x)
+        for e in range(experts):
+            weight = (weights * (chosen == e)).sum(-1, keepdim=True)
+            out = out + weight * self.feed_forward(x, f"{at}.expert.{e}")
+        if "shared_ffn_hidden" in self.moe:
+            out = out + self.feed_forward(x, f"{at}.shared")
+        hot = F.one_hot(chosen, experts).sum(-2).to(x.dtype)
+        share = hot.mean(1) / k
+        probability = (scores / scores.sum(-1, keepdim=True)).mean(1)
+        balance = experts * (share.detach() * probability).sum(-1)  # of each sequence
+        self.terms = (self.terms + self.moe.get("aux_loss", 0.01) * balance.mean()
+                      + self.moe.get("z_loss", 0) * logits.logsumexp(-1).pow(2).mean())
+        self.choices.append(hot.sum((0, 1)).long().tolist())
+        self.dropped.append((~kept).sum().item())
+        return out
+
+    def kept(self, chosen):
+        """Which choices find room: of each micro-batch the first, by token and then by choice."""
+        if "capacity" not in self.moe:
+            return torch.ones_like(chosen, dtype=torch.bool)
+        hot = F.one_hot(chosen, self.moe["experts"])
+        rows = hot.reshape(len(chosen) // models.MICRO, -1, self.moe["experts"])
+        room = math.ceil(Fraction(str(self.moe["capacity"])) * rows.shape[1] / self.moe["experts"])
+        return ((rows.cumsum(1) * rows).sum(-1) <= room).reshape(chosen.shape)
+
+    def attention(self, x, at):
+        heads, kv_heads = self.m["heads"], self.m["kv_heads"]
+        b, t, c = x.shape
+        of = lambda p, n: (x @ self.w[f"{at}.{p}.weight"].T).reshape(b, t, n, c // heads).transpose(1, 2)
+        q, k, v = of("q", heads), of("k", kv_heads), of("v", kv_heads)
+        if "qk_norm" in self.m:
+            q, k = rms(q, self.w[f"{at}.q_norm.weight"]), rms(k, self.w[f"{at}.k_norm.weight"])
+        q, k = rotated(q), rotated(k).repeat_interleave(heads // kv_heads, 1)
+        scores = q @ k.transpose(2, 3) / (c // heads) ** 0.5
+        scores = scores.masked_fill(torch.ones(t, t).triu(1).bool(), -torch.inf)
+        out = scores.softmax(-1) @ v.repeat_interleave(heads // kv_heads, 1)
+        return out.transpose(1, 2).reshape(b, t, c) @ self.w[f"{at}.out.weight"].T
+
+    def losses(self, inputs, targets):
+        """The mean loss, and what is minimised beside it."""
+        self.terms, self.choices, self.dropped, self.margin = 0.0, [], [], torch.inf
+        x = self.w["vocabulary.weight"][inputs]
+        for i in range(self.m["layers"]):
+            x = x + self.attention(rms(x, self.w[f"block.{i}.norm1.weight"]), f"block.{i}.attention")
+            h = rms(x, self.w[f"block.{i}.norm2.weight"])
+            dense = (i + 1) % self.moe.get("every", 1) != 0 or i < self.moe.get("first_dense", 0)
+            x = x + (self.feed_forward if dense else self.experts)(h, f"block.{i}.mlp")
+        x = rms(x, self.w["final_norm.weight"])
+        matrix = self.w["vocabulary.weight" if self.m.get("tied_embeddings") else "head.weight"]
+        return F.cross_entropy((x @ matrix.T).flatten(0, 1), targets.flatten()), self.terms
+
+
+def train(initial, tokens, name, dtype):
+    weights = {key: value.to(dtype).requires_grad_() for key, value in initial.items()}
+    model = Model(name, weights)
+    optimizer = torch.optim.Adam(weights.values(), lr=models.LR, betas=(0.9, 0.99), eps=models.EPS)
+    steps = []
+    for step in range(models.STEPS):
+        at = [(step * models.BATCH + i) * models.LENGTH for i in range(models.BATCH)]
+        inputs = torch.stack([tokens[a : a + models.LENGTH] for a in at])
+        targets = torch.stack([tokens[a + 1 : a + models.LENGTH + 1] for a in at])
+        optimizer.zero_grad()
+        loss, terms = model.losses(inputs, targets)
+        (loss + terms).backward()
+        if model.margin < MARGIN:
+            sys.exit(f"{name}, step {step}: a choice by a margin of {model.margin:.1e}: another seed")
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), models.CLIP)
+        optimizer.step()
+        steps.append({"loss": loss.item(), "grad_norm": norm.item(), "choices": model.choices,
+                      "dropped": model.dropped})
+    return steps
+
+
+result = {}
+for model in models.MODELS:
+    tokens, weights = tokens_and_weights(model)
+    result[model] = {kind: train(weights, tokens, model, getattr(torch, kind))
+                     for kind in ("float64", "float32")}
+    print(model, [(round(s["loss"], 4), round(s["grad_norm"], 4)) for s in result[model]["float64"]])
+(TESTS / "data" / "oracle" / "experts.json").write_text(json.dumps(result, indent=1) + "\n")
