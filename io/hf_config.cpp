@@ -22,6 +22,7 @@ constexpr std::int64_t kLargestConfig = 1 << 20;
 // Bounds that no model reaches and that keep every product of two or three extents in 64 bits.
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 24;
+constexpr std::int64_t kMostExperts = 512;
 // Turns between which frequencies of yarn change, where a file does not say.
 constexpr double kYarnLow = 1, kYarnHigh = 32;
 constexpr std::int64_t kDefaultLabels = 2;  // of classifiers whose file names none
@@ -53,6 +54,16 @@ const HfField& field_of(std::string_view key) {
 /// The value of a field, as JSON.
 json value_of(const HfArchitecture& architecture, std::string_view key) {
   return std::visit([&](auto member) { return json(architecture.*member); }, field_of(key).member);
+}
+
+std::int64_t most_of(std::string_view key) {
+  return key == "layers" ? kMostLayers : key == "moe.experts" ? kMostExperts : kLargestExtent;
+}
+
+/// Whether a key says something of experts beside how many there are, and so nothing where there
+/// are none.
+bool only_of_experts(std::string_view key) {
+  return key.starts_with("moe.") && key != "moe.experts";
 }
 
 /// The longest sequences that dynamic frequencies are meant for.
@@ -93,6 +104,7 @@ class ConfigReader {
     if (family->windows != nullptr) read_windows(*family->windows);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
     if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
+    if (!family->dense_layers.empty()) read_dense_layers(family->dense_layers);
     refuse_windows_of_others(*family);
     refuse_unknown(*family);
     fill_defaults(*family, type.place());
@@ -203,9 +215,22 @@ class ConfigReader {
     config_.classes.clear();
   }
 
-  void read_number(const HfNumberRow& row) {
+  /// The setting under the name or the other name that it has, which must not differ.
+  std::optional<JsonCursor> find_number(const HfNumberRow& row) {
     known_.insert(row.setting);
-    const auto value = root_.find(row.setting);
+    auto value = root_.find(row.setting);
+    if (row.alias.empty()) return value;
+    known_.insert(row.alias);
+    auto other = root_.find(row.alias);
+    if (value && other && value->raw() != other->raw()) {
+      other->fail(fmt::format("{}, but {} = {}, which is the same setting: remove one of the two",
+                              other->shown(), row.setting, value->shown()));
+    }
+    return value ? value : other;
+  }
+
+  void read_number(const HfNumberRow& row) {
+    const auto value = find_number(row);
     if (!value) {
       if (row.otherwise.is_null()) (void)root_[row.setting];  // says that it is missing
       const bool null = is_null(row.setting);
@@ -216,21 +241,22 @@ class ConfigReader {
     }
     const auto& member = field_of(row.key).member;
     if (std::holds_alternative<std::int64_t HfArchitecture::*>(member)) {
-      const std::int64_t n = value->integer(), least = 1 + row.more;
-      const std::int64_t most = row.key == "layers" ? kMostLayers : kLargestExtent;
+      const std::int64_t n = value->integer(), least = 1 + row.more, most = most_of(row.key);
       if (n < least || n > most) value->fail(fmt::format("{}; allowed: {} to {}", n, least, most));
       return set(row.key, n - row.more, value->place());
     }
     if (std::holds_alternative<double HfArchitecture::*>(member)) {
-      check_positive(*value);
+      if (!row.or_zero || value->number() != 0) check_positive(*value, row.or_zero);
     } else {
       (void)value->boolean();
     }
     set(row.key, value->raw(), value->place());
   }
 
-  static void check_positive(const JsonCursor& value) {
-    if (!(value.number() > 0)) value.fail(fmt::format("{}; must be above 0", value.number()));
+  static void check_positive(const JsonCursor& value, bool or_zero = false) {
+    if (!(value.number() > 0)) {
+      value.fail(fmt::format("{}; must be {}", value.number(), or_zero ? "0 or more" : "above 0"));
+    }
   }
 
   void read_dropout(const HfDropoutRow& row) {
@@ -506,6 +532,31 @@ class ConfigReader {
     return before == 0;
   }
 
+  /// Which layers have no experts, beside those that the step leaves out: the first so many.
+  void read_dense_layers(std::string_view setting) {
+    known_.insert(setting);
+    std::set<std::int64_t> listed;
+    const auto list = root_.find(setting);
+    if (list) list->for_each_item([&](const JsonCursor& item) { listed.insert(item.integer()); });
+    const HfArchitecture& a = config_.architecture;
+    std::int64_t first = 0;
+    bool dense = true;  // all layers so far
+    for (std::int64_t i = 0; i < a.layers; ++i) {
+      const bool stepped = (i + 1) % a.moe_every == 0;
+      if (!listed.contains(i)) {
+        dense = dense && !stepped;
+      } else if (dense) {
+        first = i + 1;
+      } else if (stepped) {
+        list->fail(
+            fmt::format("layer {} without experts behind a layer with them is not "
+                        "supported; allowed: the first so many layers",
+                        i));
+      }
+    }
+    set("moe.first_dense", first, list.value_or(root_).place());
+  }
+
   void refuse_windows_of_others(const HfFamily& family) {
     if (family.windows != nullptr) return;
     known_.insert("layer_types");
@@ -534,6 +585,7 @@ class ConfigReader {
     for (const HfKey& key : config_.keys) said.insert(key.key);
     if (family.rotary == nullptr) said.insert("rope_theta");
     for (const HfField& field : kHfFields) {
+      if (config_.architecture.moe_experts == 0 && only_of_experts(field.key)) continue;
       if (!said.contains(field.key) && !stays_open(field.key))
         set(field.key, value_of(defaults, field.key), place);
     }
@@ -662,6 +714,12 @@ void write_windows(json& config, const HfArchitecture& a, const HfWindows& names
   config["layer_types"] = types;
 }
 
+void write_dense_layers(json& config, const HfArchitecture& a, std::string_view setting) {
+  json layers = json::array();
+  for (std::int64_t i = 0; i < a.moe_first_dense; ++i) layers.push_back(i);
+  config[std::string(setting)] = layers;
+}
+
 /// Classes by their names, or by what transformers calls those without.
 void write_classes(json& config, const HfArchitecture& a, std::span<const std::string> classes) {
   for (std::int64_t i = 0; i < a.labels; ++i) {
@@ -688,6 +746,7 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
     value = a.rope_original_context;
   }
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
+  if (row.key == "moe.experts" && value == 0) cannot_export(a, row.key, value, "1 or more");
   if (row.more > 0) value = value.get<std::int64_t>() + row.more;
   write_setting(config, a, row.key, row.setting, value);
 }
@@ -714,7 +773,10 @@ json implied_values(const HfFamily& family) {
     if (family.windows->layer_types) written.insert("global_every");
   }
   json values;
+  const bool of_experts = written.contains("moe.experts");
+  if (!family.dense_layers.empty()) written.insert("moe.first_dense");
   for (const HfField& field : kHfFields) {
+    if (!of_experts && only_of_experts(field.key)) continue;
     if (!written.contains(field.key))
       values[std::string(field.key)] = value_of(HfArchitecture{}, field.key);
   }
@@ -780,6 +842,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
         static_cast<std::int64_t>(static_cast<double>(a.head_dim) * a.rotary_share);
   }
   if (family->windows != nullptr) write_windows(config, a, *family->windows);
+  if (!family->dense_layers.empty()) write_dense_layers(config, a, family->dense_layers);
   for (auto row = family->activations.rbegin(); row != family->activations.rend(); ++row) {
     if (row->word == a.activation) config[std::string(family->activation_setting)] = row->setting;
   }

@@ -17,7 +17,8 @@
 
 namespace tessera::io {
 
-/// Named as the keys of [model], with the words that decks use; and what [task] must say of it.
+/// Named as the keys of [model], with the words that decks use; and what [moe] and [task] must say
+/// of it.
 struct HfArchitecture {
   std::string family;
   std::int64_t layers = 0;
@@ -59,6 +60,18 @@ struct HfArchitecture {
   bool head_bias = false;
   std::int64_t query_scalar = 0;  // 0: head_dim
   double attention_soft_cap = 0, logit_soft_cap = 0;
+  std::int64_t moe_experts = 0;  // of a layer that has them; 0: none has, and the others are idle
+  std::int64_t moe_top_k = 2;
+  std::int64_t moe_ffn_hidden = 0;
+  std::int64_t moe_shared_ffn_hidden = 0;
+  std::int64_t moe_every = 1;
+  std::int64_t moe_first_dense = 0;
+  std::string moe_scores = "softmax";  // softmax | sigmoid
+  bool moe_normalize = true;
+  double moe_scale = 1;
+  std::int64_t moe_groups = 1, moe_group_top = 1;
+  std::string moe_group_score = "largest";  // largest | two_largest
+  double moe_aux_loss = 0;
   // Of training: a family without a setting for one does not keep it.
   double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
   std::string task = "lm";       // lm | mlm | classify | tokens
@@ -66,6 +79,10 @@ struct HfArchitecture {
   std::int64_t labels = 0;       // of classify and tokens; 0: no classes
   std::string pooling = "none";  // of classify
 
+  /// Whether the layer's feed-forward is one of experts.
+  bool has_experts(std::int64_t layer) const {
+    return moe_experts > 0 && layer >= moe_first_dense && (layer + 1) % moe_every == 0;
+  }
   bool operator==(const HfArchitecture&) const = default;
 };
 
@@ -123,6 +140,19 @@ inline constexpr std::array kHfFields = {
     HfField{"dropout_embedding", &HfArchitecture::dropout_embedding},
     HfField{"dropout_attention", &HfArchitecture::dropout_attention},
     HfField{"dropout_residual", &HfArchitecture::dropout_residual},
+    HfField{"moe.experts", &HfArchitecture::moe_experts},
+    HfField{"moe.top_k", &HfArchitecture::moe_top_k},
+    HfField{"moe.ffn_hidden", &HfArchitecture::moe_ffn_hidden},
+    HfField{"moe.shared_ffn_hidden", &HfArchitecture::moe_shared_ffn_hidden},
+    HfField{"moe.every", &HfArchitecture::moe_every},
+    HfField{"moe.first_dense", &HfArchitecture::moe_first_dense},
+    HfField{"moe.scores", &HfArchitecture::moe_scores},
+    HfField{"moe.normalize", &HfArchitecture::moe_normalize},
+    HfField{"moe.scale", &HfArchitecture::moe_scale},
+    HfField{"moe.groups", &HfArchitecture::moe_groups},
+    HfField{"moe.group_top", &HfArchitecture::moe_group_top},
+    HfField{"moe.group_score", &HfArchitecture::moe_group_score},
+    HfField{"moe.aux_loss", &HfArchitecture::moe_aux_loss},
     HfField{"task.kind", &HfArchitecture::task},
     HfField{"task.mask_token", &HfArchitecture::mask_token},
     HfField{"task.labels", &HfArchitecture::labels},

@@ -55,6 +55,8 @@ const Implied kRms = {{"norm", "rmsnorm"}, {"position", "rope"}, {"bias", false}
 const std::vector<HfWordRow> kSilu = {{"silu", "swiglu"}};
 const std::vector<HfWordRow> kGeluGated = {{"gelu_pytorch_tanh", "geglu"}};
 constexpr HfRotary kRotary{};
+const HfNumberRow kBalance = {
+    .key = "moe.aux_loss", .setting = "router_aux_loss_coef", .otherwise = 0.001, .or_zero = true};
 
 /// What GPT-2 and GPT-J call sizes; `tied`: what they mean where they do not say.
 std::vector<HfNumberRow> gpt2_numbers(bool tied) {
@@ -150,6 +152,59 @@ HfFamily qwen3() {
           .activations = kSilu,
           .rotary = &kRotary,
           .windows = &kQwenWindows};
+}
+
+/// Every layer has experts, as wide as the dense layer that no layer has.
+HfFamily mixtral() {
+  static constexpr HfRotary rotary{.default_theta = 1'000'000};
+  static constexpr HfWindows windows{};
+  return {.family = "mixtral",
+          .model_type = "mixtral",
+          .model_class = "MixtralForCausalLM",
+          .numbers = joined(numbers(1e-5, 8), {{.key = "moe.experts",
+                                                .setting = "num_local_experts",
+                                                .otherwise = 8,
+                                                .alias = "num_experts"},
+                                               {"moe.top_k", "num_experts_per_tok", 2},
+                                               {"moe.ffn_hidden", "intermediate_size"},
+                                               kBalance}),
+          .fixed = joined(kNoBiases, {{"router_jitter_noise", 0.0}}),
+          .implied = joined(kRms, {{"moe.normalize", true}}),
+          .dropouts = kAttentionDropout,
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &rotary,
+          .windows = &windows};
+}
+
+/// Files of some models name what the class does not have.
+HfFamily qwen3_moe() {
+  static constexpr HfWindows windows{.used = "use_sliding_window", .default_size = 4096};
+  return {.family = "qwen3_moe",
+          .model_type = "qwen3_moe",
+          .model_class = "Qwen3MoeForCausalLM",
+          .numbers =
+              joined(common_numbers(1e-6, false), {{"kv_heads", "num_key_value_heads", 4},
+                                                   {"head_dim", "head_dim", 0, 0},
+                                                   {.key = "moe.experts",
+                                                    .setting = "num_experts",
+                                                    .otherwise = 128,
+                                                    .alias = "num_local_experts"},
+                                                   {"moe.top_k", "num_experts_per_tok", 8},
+                                                   {"moe.ffn_hidden", "moe_intermediate_size", 768},
+                                                   {"moe.every", "decoder_sparse_step", 1},
+                                                   {"moe.normalize", "norm_topk_prob", false},
+                                                   kBalance}),
+          .fixed = joined(
+              kNoBiases,
+              {{"qkv_bias", false}, {"use_qk_norm", true}, {"shared_expert_intermediate_size", 0}}),
+          .implied = joined(kRms, {{"qk_norm", "head"}}),
+          .dropouts = kAttentionDropout,
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &kRotary,
+          .windows = &windows,
+          .dense_layers = "mlp_only_layers"};
 }
 
 HfFamily phi3() {
@@ -413,6 +468,7 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "gradient_checkpointing",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "pretraining_tp",
     "reorder_and_upcast_attn",
     "return_dict",
@@ -444,8 +500,10 @@ std::span<const HfFamily> hf_families() {
       gpt2(),
       llama(),
       mistral(),
+      mixtral(),
       qwen2(),
       qwen3(),
+      qwen3_moe(),
       phi3(),
       olmo2(),
       gpt_neox(),

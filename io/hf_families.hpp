@@ -19,6 +19,8 @@ struct HfNumberRow {
   nlohmann::json otherwise = nullptr;  // what a file without it means; null: it must be there
   nlohmann::json none = nullptr;       // what null means in a file; null: it is refused
   std::int64_t more = 0;               // by which the setting is above the key
+  std::string_view alias = "";         // another name of the setting, which is not written
+  bool or_zero = false;                // of a number that need not be above 0
 };
 
 /// A setting that a file may have; without it the key stays unset.
@@ -107,6 +109,7 @@ struct HfFamily {
   const HfRotary* rotary = nullptr;    // null: no rotary positions
   const HfRotaryColumns* rotary_columns = nullptr;
   const HfWindows* windows = nullptr;          // null: no windows
+  std::string_view dense_layers = "";          // the setting that lists layers without experts
   std::vector<std::string_view> unused = {};   // settings that have no effect beside `fixed` ones
   std::vector<HfFixedRow> written = {};        // of those, which an export has
   std::vector<std::string_view> classes = {};  // of which files can be; empty: they need not say

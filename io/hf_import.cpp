@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <set>
 
 #include "core/error.hpp"
@@ -115,12 +116,15 @@ class HfModel::Matching {
            missing_of_head_ == tensors_of_head_;
   }
 
-  /// What is wrong, with what nothing has taken.
+  /// What is wrong, beginning with what nothing has taken: there may be too much that is missing to
+  /// list it.
   std::vector<std::string> problems() && {
+    std::vector<std::string> all;
     for (const auto& [name, tensor] : found_) {
-      if (!tensor.used) problems_.push_back(fmt::format("{} is not a tensor of the family", name));
+      if (!tensor.used) all.push_back(fmt::format("{} is not a tensor of the family", name));
     }
-    return std::move(problems_);
+    std::ranges::move(problems_, std::back_inserter(all));
+    return all;
   }
 
  private:

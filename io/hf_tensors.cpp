@@ -12,7 +12,7 @@ namespace {
 using A = HfArchitecture;
 
 /// Extents by name, so that the tables below read like a model's description.
-enum class Extent { none, vocab, context, hidden, head, q, kv, ffn, labels };
+enum class Extent { none, vocab, context, hidden, head, q, kv, ffn, experts, expert, labels };
 
 std::int64_t extent_of(Extent extent, const A& a) {
   switch (extent) {
@@ -24,6 +24,8 @@ std::int64_t extent_of(Extent extent, const A& a) {
     case Extent::q: return a.heads * a.head_dim;
     case Extent::kv: return a.kv_heads * a.head_dim;
     case Extent::ffn: return a.ffn_hidden;
+    case Extent::experts: return a.moe_experts;
+    case Extent::expert: return a.moe_ffn_hidden;
     case Extent::labels: return a.labels;
   }
   return 0;
@@ -34,7 +36,9 @@ std::int64_t extent_of(Extent extent, const A& a) {
 enum class Layout { same, transposed, less_one, interleaved };
 
 /// A tensor's name follows the family's prefix; a block's parameter follows "block.{i}.", and the
-/// "{}" in its tensor's name is the same number. Rows of one tensor are next to each other.
+/// "{}" in its tensor's name is the same number. A parameter with a "{}" of its own stands for as
+/// many as there are experts; the second in its tensor's name is the expert's number. Rows of one
+/// tensor are next to each other.
 struct Row {
   std::string_view parameter;
   std::string_view tensor;
@@ -53,6 +57,7 @@ using enum Layout;
 struct Names {
   std::string_view prefix;
   Rows first, block, last;
+  Rows experts_block = {};  // of blocks that have experts
   Extent outputs = vocab;
   std::string_view output = "lm_head.weight";  // here and below names are without the prefix
   Rows head = {};                              // what else the head has
@@ -234,6 +239,26 @@ const Rows kJoinedGateUp = {{"mlp.gate.weight", "layers.{}.mlp.gate_up_proj.weig
                             {"mlp.up.weight", "layers.{}.mlp.gate_up_proj.weight", ffn, hidden}};
 const Rows kDown = {{"mlp.down.weight", "layers.{}.mlp.down_proj.weight", hidden, ffn}};
 
+/// What tensors of a layer's experts are called.
+struct ExpertNames {
+  std::string_view router, gate, up, down;
+};
+Rows experts_rows(const ExpertNames& names) {
+  return {{"mlp.router.weight", names.router, experts, hidden},
+          {"mlp.expert.{}.gate.weight", names.gate, expert, hidden},
+          {"mlp.expert.{}.up.weight", names.up, expert, hidden},
+          {"mlp.expert.{}.down.weight", names.down, hidden, expert}};
+}
+const Rows kMixtralExperts =
+    experts_rows({.router = "layers.{}.block_sparse_moe.gate.weight",
+                  .gate = "layers.{}.block_sparse_moe.experts.{}.w1.weight",
+                  .up = "layers.{}.block_sparse_moe.experts.{}.w3.weight",
+                  .down = "layers.{}.block_sparse_moe.experts.{}.w2.weight"});
+const Rows kQwenExperts = experts_rows({.router = "layers.{}.mlp.gate.weight",
+                                        .gate = "layers.{}.mlp.experts.{}.gate_proj.weight",
+                                        .up = "layers.{}.mlp.experts.{}.up_proj.weight",
+                                        .down = "layers.{}.mlp.experts.{}.down_proj.weight"});
+
 Rows qk_norms(Extent q_extent, Extent k_extent, Layout layout) {
   return {{"attention.q_norm.weight", "layers.{}.self_attn.q_norm.weight", q_extent, none, layout},
           {"attention.k_norm.weight", "layers.{}.self_attn.k_norm.weight", k_extent, none, layout}};
@@ -261,6 +286,13 @@ Names llama_like(Rows block, Layout norm = same) {
           .last = {{"final_norm.weight", "norm.weight", hidden, none, norm}}};
 }
 
+/// Names of such a family some of whose layers have experts in place of a feed-forward layer.
+Names with_experts(const Rows& rest, const Rows& feed_forward, const Rows& experts) {
+  Names names = llama_like(joined({rest, feed_forward}));
+  names.experts_block = joined({rest, experts});
+  return names;
+}
+
 const Names& names_of(const A& a) {
   static const Rows rest = joined({kOut, kGateUp, kDown});
   static const Names llama = llama_like(joined({kNormsBefore, kQkv, rest}));
@@ -283,6 +315,10 @@ const Names& names_of(const A& a) {
        token_classifier_names(bert_like("roberta.", 2, 1), "roberta.pooler.")},
       {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
       {{"qwen3", "lm"}, llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
+      {{"mixtral", "lm"}, with_experts(joined({kNormsBefore, kQkv, kOut}), {}, kMixtralExperts)},
+      {{"qwen3_moe", "lm"},
+       with_experts(joined({kNormsBefore, kQkv, qk_norms(head, head, same), kOut}),
+                    joined({kGateUp, kDown}), kQwenExperts)},
       {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
       {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
       {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
@@ -313,6 +349,9 @@ HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::strin
           .added = std::string(row.added),
           .added_rows = row.added_rows};
 }
+
+/// Whether the row stands for a tensor of each expert.
+bool of_experts(const Row& row) { return row.parameter.find("{}") != std::string_view::npos; }
 
 /// Says of the parts of each tensor where in it they lie.
 void place_parts(std::vector<HfTensor>& all) {
@@ -362,12 +401,17 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& a) {
     for (const Row& row : rows)
       add(row, std::string(row.parameter), std::string(row.tensor), prefix);
   };
+  const auto add_of_layer = [&](const Row& row, std::int64_t i) {
+    const std::int64_t count = of_experts(row) ? a.moe_experts : 1;
+    for (std::int64_t j = 0; j < count; ++j) {
+      add(row, fmt::format("block.{}.{}", i, fmt::format(fmt::runtime(row.parameter), j)),
+          fmt::format(fmt::runtime(row.tensor), i, j), names.prefix);
+    }
+  };
   add_all(names.first, names.prefix);
   for (std::int64_t i = 0; i < a.layers; ++i) {
-    for (const Row& row : names.block) {
-      add(row, fmt::format("block.{}.{}", i, row.parameter),
-          fmt::format(fmt::runtime(row.tensor), i), names.prefix);
-    }
+    for (const Row& row : a.has_experts(i) ? names.experts_block : names.block)
+      add_of_layer(row, i);
   }
   add_all(names.last, names.prefix);
   if (!a.tied_embeddings) add_all({{"head.weight", names.output, names.outputs, hidden}}, "");

@@ -18,9 +18,11 @@ from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassifica
                           BertForTokenClassification, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
                           GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, RobertaConfig, RobertaForMaskedLM,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, RobertaConfig,
+                          RobertaForMaskedLM,
                           RobertaForSequenceClassification, RobertaForTokenClassification)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
@@ -57,20 +59,41 @@ QKV = (("attention.q", "self_attn.q_proj"), ("attention.k", "self_attn.k_proj"),
 GATE_UP = (("mlp.gate", "mlp.gate_proj"), ("mlp.up", "mlp.up_proj"))
 
 
-def llama_ours(state, layers, tied, modules=(*NORMS_BEFORE, *QKV, *GATE_UP), biases=(), norm=0):
-    """`norm` is what the family adds to the weights of its norms."""
+DOWN = ("mlp.down", "mlp.down_proj")
+
+
+def llama_ours(state, layers, tied, modules=(*NORMS_BEFORE, *QKV, *GATE_UP), biases=(), norm=0,
+               dense=None):
+    """`norm` is what the family adds to the weights of its norms. Layers that are not `dense` have no
+    feed-forward layer."""
     ours = {"vocabulary.weight": state["model.embed_tokens.weight"],
             "final_norm.weight": norm + state["model.norm.weight"]}
     if not tied:
         ours["head.weight"] = state["lm_head.weight"]
     for i in range(layers):
         theirs, block = f"model.layers.{i}.", f"block.{i}."
-        for mine, name in (*modules, ("attention.out", "self_attn.o_proj"),
-                           ("mlp.down", "mlp.down_proj")):
+        for mine, name in (*modules, ("attention.out", "self_attn.o_proj"), DOWN):
+            if dense is not None and i not in dense and mine.startswith("mlp."):
+                continue
             weight = state[f"{theirs}{name}.weight"]
             ours[f"{block}{mine}.weight"] = norm + weight if "norm" in name else weight
         for mine, name in biases:
             ours[f"{block}{mine}.bias"] = state[f"{theirs}{name}.bias"]
+    return ours
+
+
+def experts_ours(state, layers, modules, dense=()):
+    """Layers that are not `dense` have experts: a module holds the matrices of all, as a file does
+    not."""
+    ours = llama_ours(state, layers, False, modules, dense=dense)
+    for i in set(range(layers)) - set(dense):
+        theirs, block = f"model.layers.{i}.mlp.", f"block.{i}.mlp."
+        ours[f"{block}router.weight"] = state[f"{theirs}gate.weight"]
+        for j, both in enumerate(state[f"{theirs}experts.gate_up_proj"]):
+            for name, part in zip(("gate", "up"), both.chunk(2)):
+                ours[f"{block}expert.{j}.{name}.weight"] = part
+        for j, down in enumerate(state[f"{theirs}experts.down_proj"]):
+            ours[f"{block}expert.{j}.down.weight"] = down
     return ours
 
 
@@ -193,6 +216,20 @@ def sensitivity(model, tokens, logits, logits_of=logits_of):
     return torch.tensor([most])
 
 
+def check_choices(model, tokens):
+    """That no rounding in f32 changes which experts a token goes to. A logit of a router, of 1 or so,
+    is off by some 2^-20 there: the last that is chosen is ahead of the first that is not by far
+    more."""
+    with torch.no_grad():
+        routers = model(tokens[None], output_router_logits=True).router_logits
+    chosen = model.config.num_experts_per_tok
+    for logits in routers:
+        best = logits.sort(descending=True).values
+        margin = (best[:, chosen - 1] - best[:, chosen]).min().item()
+        print("  a router's least margin", margin)
+        assert margin > 2 ** -8, "take another seed"
+
+
 def save_with_logits(name, model, to_ours, length=13, least=0, parts={}):
     """Weights of 1/2 and norms about 1, so that no layer drowns the others. Tokens are `least` or more."""
     randomise(model, 0.5)
@@ -204,6 +241,8 @@ def save_with_logits(name, model, to_ours, length=13, least=0, parts={}):
     tokens = torch.randint(least, model.config.vocab_size, (length,))
     exact = model.double().eval()
     logits = logits_of(exact, tokens)
+    if hasattr(model.config, "num_experts_per_tok"):
+        check_choices(exact, tokens)
     moved, of_parts = sensitivity(exact, tokens, logits), {}
     for kind, cuts in parts.items():
         def run(model, tokens, cuts=cuts):
@@ -327,5 +366,23 @@ save_with_logits("roberta_tokens", RobertaForTokenClassification(RobertaConfig(
     **{**NEOX, **CLASSES, "pad_token_id": 1, "max_position_embeddings": 18}, type_vocab_size=1)),
     lambda state: bert_ours(state, 2, "roberta.", 2, [], "classifier.bias", "classifier.weight"),
     least=2)
+EXPERTS = {**HEADS, "experts_implementation": "eager"}  # the one that computes in fp64
+torch.manual_seed(10)
+save_with_logits("mixtral", MixtralForCausalLM(MixtralConfig(
+    **EXPERTS, num_local_experts=4, num_experts_per_tok=2, sliding_window=5,
+    router_aux_loss_coef=0.02)),
+    lambda state: experts_ours(state, 2, (*NORMS_BEFORE, *QKV)))
+# One whose first layer has no experts, and one whose every second layer has them.
+QWEN3_MOE = {**EXPERTS, "num_hidden_layers": 3, "num_experts": 5, "moe_intermediate_size": 7}
+QWEN3_MODULES = (*NORMS_BEFORE, *QKV, *QK_NORMS, *GATE_UP)
+torch.manual_seed(10)
+save_with_logits("qwen3_moe", Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    **QWEN3_MOE, num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[0])),
+    lambda state: experts_ours(state, 3, QWEN3_MODULES, dense=[0]))
+torch.manual_seed(11)
+save_with_logits("qwen3_moe_sparse", Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    **{**QWEN3_MOE, "num_hidden_layers": 4}, num_experts_per_tok=3, decoder_sparse_step=2,
+    use_sliding_window=True, sliding_window=5, router_aux_loss_coef=0.0)),
+    lambda state: experts_ours(state, 4, QWEN3_MODULES, dense=[0, 2]))
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

@@ -60,6 +60,32 @@ class WeightsTest(RunTest):
             self.assertEqual(job.output.count(text), 1, f"{text}\n{job.output}")
         return job.output
 
+    def copy_of(self, name, as_name, **settings):
+        """With settings changed; those that are given as None go."""
+        copy = self.dir / as_name
+        shutil.copytree(SOURCE / "tests/data/hf" / name, copy)
+        config = {**json.loads((copy / "config.json").read_text()), **settings}
+        (copy / "config.json").write_text(
+            json.dumps({k: v for k, v in config.items() if v is not None}))
+        return copy
+
+    def add_tensors(self, directory, rename, more):
+        """Gives tensors other names, and adds some: f32 of a shape, or the bytes of another."""
+        file = Safetensors(directory / "model.safetensors")
+        data = bytes(file.bytes[file.data:])
+        header = {rename(name): entry for name, entry in file.header.items()}
+        for name, of in more.items():
+            if isinstance(of, str):
+                begin, end = header[of]["data_offsets"]
+                shape, content = header[of]["shape"], data[begin:end]
+            else:
+                shape, content = of, bytes(4 * math.prod(of))
+            header[name] = {"dtype": "F32", "shape": shape,
+                            "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        text = json.dumps(header).encode()
+        file.path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
 
 class NonFinite(WeightsTest):
     TENSOR = "transformer.h.1.mlp.c_fc.weight"
@@ -212,7 +238,7 @@ class Heads(WeightsTest):
 
 class Families(WeightsTest):
     NAMES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2", "gemma3",
-             "gptj", "bert", "roberta")
+             "gptj", "bert", "roberta", "mixtral", "qwen3_moe", "qwen3_moe_sparse")
 
     def test_each_comes_in_trains_and_goes_out(self):
         write_tokens(self.corpus, vocab=13)
@@ -237,32 +263,6 @@ class Families(WeightsTest):
 
 class Encoders(WeightsTest):
     """Directories of BERT: what files of old hold too, which token is the mask, and what is refused."""
-
-    def copy_of(self, name, as_name, **settings):
-        """With settings changed; those that are given as None go."""
-        copy = self.dir / as_name
-        shutil.copytree(SOURCE / "tests/data/hf" / name, copy)
-        config = {**json.loads((copy / "config.json").read_text()), **settings}
-        (copy / "config.json").write_text(
-            json.dumps({k: v for k, v in config.items() if v is not None}))
-        return copy
-
-    def add_tensors(self, directory, rename, more):
-        """Gives tensors other names, and adds some: f32 of a shape, or the bytes of another."""
-        file = Safetensors(directory / "model.safetensors")
-        data = bytes(file.bytes[file.data:])
-        header = {rename(name): entry for name, entry in file.header.items()}
-        for name, of in more.items():
-            if isinstance(of, str):
-                begin, end = header[of]["data_offsets"]
-                shape, content = header[of]["shape"], data[begin:end]
-            else:
-                shape, content = of, bytes(4 * math.prod(of))
-            header[name] = {"dtype": "F32", "shape": shape,
-                            "data_offsets": [len(data), len(data) + len(content)]}
-            data += content
-        text = json.dumps(header).encode()
-        file.path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
     def test_files_of_old(self):
         """Norms under their first names, the output matrix and bias again, and other heads."""
@@ -420,6 +420,67 @@ class Encoders(WeightsTest):
         name = "bert.embeddings.token_type_embeddings.weight"
         self.add_tensors(source, lambda of: "bert.embeddings.other" if of == name else of, {})
         self.job("import", source, "--to", self.dir / "no", code=3, says=[f"{name} is missing"])
+
+
+class Experts(WeightsTest):
+    """Directories of Mixtral and Qwen3-MoE: which tensor does not fit, and how they are trained on."""
+
+    def test_tensors_that_do_not_fit(self):
+        mixtral, qwen = "model.layers.1.block_sparse_moe.experts", "model.layers.2.mlp.experts"
+        lost = self.copy_of("mixtral", "lost")
+        self.add_tensors(lost, lambda of: of.replace(f"{mixtral}.3.", f"{mixtral}.7."), {})
+        more = self.copy_of("qwen3_moe", "more")
+        self.add_tensors(more, lambda of: of, {f"{qwen}.5.up_proj.weight": [7, 8]})
+        together = self.copy_of("qwen3_moe", "together")
+        self.add_tensors(together, lambda of: of, {f"{qwen}.gate_up_proj": [5, 14, 8]})
+        wide = self.copy_of("qwen3_moe", "wide", moe_intermediate_size=8)
+        few = self.copy_of("mixtral", "few", num_local_experts=3)
+        for source, says in (
+                (lost, [*(f"{mixtral}.3.w{i}.weight is missing" for i in (1, 2, 3)),
+                        f"{mixtral}.7.w1.weight is not a tensor of the family"]),
+                (more, [f"{qwen}.5.up_proj.weight is not a tensor of the family"]),
+                (together, [f"{qwen}.gate_up_proj is not a tensor of the family"]),
+                (wide, ["model.layers.1.mlp.experts.4.down_proj.weight has the shape (8, 7); "
+                        "config.json says (8, 8)"]),
+                (few, [f"{mixtral}.3.w1.weight is not a tensor of the family",
+                       "model.layers.0.block_sparse_moe.gate.weight has the shape (4, 8); "
+                       "config.json says (3, 8)"])):
+            with self.subTest(source.name):
+                self.job("import", source, "--to", self.dir / "no", code=3, says=says)
+                self.assertFalse((self.dir / "no").exists())
+
+    def test_the_deck_of_an_import_trains_it_on(self):
+        write_tokens(self.corpus, vocab=13)
+        for name, loss in (("mixtral", 0.02), ("qwen3_moe", 0.001), ("qwen3_moe_sparse", 0.0)):
+            run = self.dir / name
+            self.job("import", SOURCE / "tests/data/hf" / name, "--to", run)
+            self.assertIn(f"\naux_loss = {loss}\n", (run / "deck.toml").read_text())
+            self.job("train", run / "deck.toml", "--set", f'data.train=["{self.corpus}"]', "--set",
+                     "run.steps=2", ranks=2)
+
+    def test_layouts_read_what_is_theirs(self):
+        """The same losses, but for sums of f32 in another order."""
+        write_tokens(self.corpus, vocab=13)
+        source, losses = SOURCE / "tests/data/hf/qwen3_moe", {}
+        for ranks, layout in ((1, {}), (2, {"zero__stage": 3}), (2, {"parallel__tensor": 2}),
+                              (2, {"parallel__pipeline": 2})):
+            name = f"{ranks}_{''.join(layout)}"
+            steps = self.train(ranks, self.starting_from(name, source, batch__sequence=8,
+                                                         run__steps=2, **layout))
+            losses[name] = [loss for loss, _ in steps.values()]
+        for name in losses:
+            for one, other in zip(losses["1_"], losses[name], strict=True):
+                self.assertLess(abs(one - other), 1e-5, name)
+
+    def test_a_deck_may_weigh_the_balance_otherwise_and_no_more(self):
+        write_tokens(self.corpus, vocab=13)
+        source = SOURCE / "tests/data/hf/mixtral"
+        self.train(1, self.starting_from("balanced", source, batch__sequence=8, moe__aux_loss=0.5))
+        deck = self.starting_from("otherwise", source, batch__sequence=8, moe__top_k=1)
+        self.job("train", deck, ranks=1, code=2, says=["moe.top_k = 1, but", "says 2"])
+        dense = self.starting_from("dense", SOURCE / "tests/data/hf/llama", batch__sequence=8,
+                                   moe__experts=4)
+        self.job("train", dense, ranks=1, code=2, says=["moe.experts = 4, but", "says 0"])
 
 
 class Evaluation(WeightsTest):

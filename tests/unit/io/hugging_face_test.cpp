@@ -53,6 +53,22 @@ struct Copy {
   fs::path path;
 };
 
+/// Puts what a file says of its tensors through `change`; their bytes stay, and `more` follows
+/// them.
+void rewrite_header(const fs::path& path, const std::function<void(json&, std::uint64_t)>& change,
+                    std::string_view more = "") {
+  const std::string bytes = test::read_file(path);
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  json header = json::parse(bytes.substr(8, length));
+  const std::string data = bytes.substr(8 + length);
+  change(header, data.size());
+  const std::string text = header.dump();
+  length = text.size();
+  const std::string size(reinterpret_cast<const char*>(&length), sizeof(length));
+  test::write_file(path, fmt::format("{}{}{}{}", size, text, data, more));
+}
+
 class HfOracle : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(HfOracle, ReadsTheParametersOfTheReferenceInAnyRange) {
@@ -97,18 +113,33 @@ TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
 }
 
 /// All models of tests/data/hf.
-constexpr std::array kModels = {"gpt2",          "llama",
-                                "llama_sharded", "llama3",
-                                "mistral",       "qwen2",
-                                "qwen3",         "phi3",
-                                "olmo2",         "gpt_neox",
-                                "gemma2",        "gemma3",
-                                "llama_yarn",    "gpt_neox_sequential",
-                                "qwen2_windows", "qwen3_windows",
-                                "gptj",          "llama_dynamic",
-                                "bert",          "roberta",
-                                "bert_classes",  "roberta_classes",
-                                "bert_tokens",   "roberta_tokens"};
+constexpr std::array kModels = {"gpt2",
+                                "llama",
+                                "llama_sharded",
+                                "llama3",
+                                "mistral",
+                                "qwen2",
+                                "qwen3",
+                                "phi3",
+                                "olmo2",
+                                "gpt_neox",
+                                "gemma2",
+                                "gemma3",
+                                "llama_yarn",
+                                "gpt_neox_sequential",
+                                "qwen2_windows",
+                                "qwen3_windows",
+                                "gptj",
+                                "llama_dynamic",
+                                "bert",
+                                "roberta",
+                                "bert_classes",
+                                "roberta_classes",
+                                "bert_tokens",
+                                "roberta_tokens",
+                                "mixtral",
+                                "qwen3_moe",
+                                "qwen3_moe_sparse"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -150,7 +181,9 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   std::map<std::string, io::HfKey> keys;
   for (const io::HfKey& key : model.keys())
     EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
-  EXPECT_EQ(keys.size(), io::kHfFields.size() - 3) << "all but those of masked tokens and classes";
+  EXPECT_EQ(keys.size(), io::kHfFields.size() - 3 - 12)
+      << "all but those of masked tokens and classes, and what experts are that it has not";
+  EXPECT_EQ(std::get<std::int64_t>(keys.at("moe.experts").value), 0);
   EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);
   EXPECT_EQ(std::get<double>(keys.at("rope_theta").value), 50000.0);
   EXPECT_EQ(std::get<bool>(keys.at("tied_embeddings").value), false);
@@ -248,11 +281,98 @@ TEST(HfModel, MissingSettingsAreTheDefaultsOfTransformersAndNullIsNone) {
       without("gemma3", {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"});
   EXPECT_EQ(std::tuple(gemma3.window, gemma3.attention_soft_cap, gemma3.logit_soft_cap),
             std::tuple(4096, 0.0, 0.0));
+  const auto mixtral = edited("mixtral", [](json& c) {
+    c["num_attention_heads"] = 16;
+    for (const char* setting :
+         {"num_local_experts", "num_experts_per_tok", "router_aux_loss_coef", "rms_norm_eps",
+          "sliding_window", "rope_parameters", "num_key_value_heads", "router_jitter_noise"})
+      c.erase(setting);
+  });
+  EXPECT_EQ(
+      std::tuple(mixtral.moe_experts, mixtral.moe_top_k, mixtral.moe_aux_loss, mixtral.norm_eps,
+                 mixtral.window, mixtral.rope_theta, mixtral.kv_heads, mixtral.moe_normalize),
+      std::tuple(8, 2, 0.001, 1e-5, 0, 1e6, 8, true));
+  const auto qwen =
+      without("qwen3_moe_sparse",
+              {"num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+               "decoder_sparse_step", "norm_topk_prob", "router_aux_loss_coef", "mlp_only_layers",
+               "num_key_value_heads", "sliding_window", "head_dim", "rope_parameters"});
+  EXPECT_EQ(std::tuple(qwen.moe_experts, qwen.moe_top_k, qwen.moe_ffn_hidden, qwen.moe_every,
+                       qwen.moe_normalize, qwen.moe_aux_loss, qwen.moe_first_dense, qwen.kv_heads),
+            std::tuple(128, 8, 768, 1, false, 0.001, 0, 4));
+  EXPECT_EQ(std::tuple(qwen.window, qwen.head_dim, qwen.rope_theta), std::tuple(4096, 2, 10000.0));
+  EXPECT_EQ(without("qwen3_moe_sparse", {"use_sliding_window"}).window, 0);
   const auto bert = without("bert", {"layer_norm_eps", "hidden_act", "hidden_dropout_prob",
                                      "attention_probs_dropout_prob", "mask_token_id"});
   EXPECT_EQ(std::tuple(bert.norm_eps, bert.activation, bert.dropout_residual,
                        bert.dropout_attention, bert.mask_token),
             std::tuple(1e-12, "gelu_erf", 0.1, 0.1, -1));
+}
+
+TEST(HfModel, DescribesExperts) {
+  const auto model = io::HfModel::open(data_path("mixtral"));
+  const auto& mixtral = model.architecture();
+  EXPECT_EQ(std::tuple(mixtral.moe_experts, mixtral.moe_top_k, mixtral.moe_ffn_hidden,
+                       mixtral.ffn_hidden, mixtral.moe_every, mixtral.moe_first_dense,
+                       mixtral.moe_normalize, mixtral.moe_aux_loss, mixtral.window),
+            std::tuple(4, 2, 12, 12, 1, 0, true, 0.02, 5));
+  EXPECT_EQ(model.keys().size(), io::kHfFields.size() - 3) << "experts are described in full";
+  const auto qwen = io::HfModel::open(data_path("qwen3_moe")).architecture();
+  EXPECT_EQ(std::tuple(qwen.moe_experts, qwen.moe_top_k, qwen.moe_ffn_hidden, qwen.ffn_hidden,
+                       qwen.moe_every, qwen.moe_first_dense, qwen.moe_normalize, qwen.moe_aux_loss,
+                       qwen.qk_norm, qwen.window),
+            std::tuple(5, 2, 7, 12, 1, 1, true, 0.001, "head", 0));
+  const auto sparse = io::HfModel::open(data_path("qwen3_moe_sparse")).architecture();
+  EXPECT_EQ(std::tuple(sparse.moe_top_k, sparse.moe_every, sparse.moe_first_dense,
+                       sparse.moe_normalize, sparse.moe_aux_loss, sparse.window),
+            std::tuple(3, 2, 0, false, 0.0, 5));
+  const json written = json::parse(io::write_hf_config(qwen, DType::f32, {}));
+  for (const auto& [setting, value] : std::map<std::string, json>{{"num_experts", 5},
+                                                                  {"num_experts_per_tok", 2},
+                                                                  {"moe_intermediate_size", 7},
+                                                                  {"intermediate_size", 12},
+                                                                  {"decoder_sparse_step", 1},
+                                                                  {"mlp_only_layers", {0}},
+                                                                  {"norm_topk_prob", true},
+                                                                  {"router_aux_loss_coef", 0.001}})
+    EXPECT_EQ(written[setting], value) << setting;
+  EXPECT_FALSE(written.contains("num_local_experts")) << "one name is enough";
+}
+
+// Which layers have experts: the last of every so many, but for the first so many, of which those
+// that have none anyway need not be listed.
+TEST(HfModel, KnowsLayersWithoutExperts) {
+  const auto first_dense = [](std::int64_t every, const json& listed) {
+    const Copy copy("qwen3_moe_sparse");
+    copy.edit("config.json", [&](json& c) {
+      c["num_hidden_layers"] = 6, c["decoder_sparse_step"] = every, c["mlp_only_layers"] = listed;
+    });
+    const auto a = io::read_hf_config(copy.path / "config.json").architecture;
+    const std::set<std::int64_t> dense(listed.begin(), listed.end());
+    for (std::int64_t i = 0; i < 6; ++i)
+      EXPECT_EQ(a.has_experts(i), !dense.contains(i) && (i + 1) % every == 0) << i;
+    copy.edit("config.json",
+              [&](json& c) { c = json::parse(io::write_hf_config(a, DType::f32, {})); });
+    EXPECT_EQ(io::read_hf_config(copy.path / "config.json").architecture, a);
+    return a.moe_first_dense;
+  };
+  EXPECT_EQ(first_dense(1, nullptr), 0);
+  EXPECT_EQ(first_dense(1, json::array()), 0);
+  EXPECT_EQ(first_dense(1, {1, 0, 1}), 2);
+  EXPECT_EQ(first_dense(1, {0, 9, -1}), 1) << "there are no such layers";
+  EXPECT_EQ(first_dense(2, {0}), 1);
+  EXPECT_EQ(first_dense(2, {1}), 2);
+  EXPECT_EQ(first_dense(3, {4, 2}), 5);
+  EXPECT_EQ(first_dense(2, {4}), 0) << "it has none anyway";
+  for (const auto& [every, listed] :
+       std::vector<std::pair<std::int64_t, json>>{{1, {1}}, {1, {0, 5}}, {2, {1, 5}}}) {
+    const auto message = message_of<DataError>([&] { first_dense(every, listed); });
+    EXPECT_NE(message.find(fmt::format("$.mlp_only_layers: layer {} without experts behind a layer "
+                                       "with them is not supported",
+                                       listed.back().get<int>())),
+              std::string::npos)
+        << message;
+  }
 }
 
 TEST(HfModel, DescribesEncoders) {
@@ -571,22 +691,18 @@ TEST(HfModel, ReadsWhatOlderVersionsWrote) {
 
   // GPT-2's first files have no "transformer." and carry the causal mask.
   const Copy gpt2("gpt2");
-  const std::string bytes = test::read_file(gpt2.path / "model.safetensors");
-  std::uint64_t length = 0;
-  std::memcpy(&length, bytes.data(), sizeof(length));
-  const json header = json::parse(bytes.substr(8, length));
-  const std::uint64_t data = bytes.size() - 8 - length;
-  json renamed;
-  for (const auto& [name, entry] : header.items()) {
-    renamed[name.starts_with("transformer.") ? name.substr(12) : name] = entry;
-  }
-  renamed["h.0.attn.bias"] = {
-      {"dtype", "U8"}, {"shape", {1, 1, 2, 2}}, {"data_offsets", {data, data + 4}}};
-  const std::string text = renamed.dump();
-  length = text.size();
-  std::string file(reinterpret_cast<const char*>(&length), sizeof(length));
-  test::write_file(gpt2.path / "model.safetensors",
-                   file + text + bytes.substr(bytes.size() - data) + "mask");
+  rewrite_header(
+      gpt2.path / "model.safetensors",
+      [](json& header, std::uint64_t data) {
+        json renamed;
+        for (const auto& [name, entry] : header.items()) {
+          renamed[name.starts_with("transformer.") ? name.substr(12) : name] = entry;
+        }
+        renamed["h.0.attn.bias"] = {
+            {"dtype", "U8"}, {"shape", {1, 1, 2, 2}}, {"data_offsets", {data, data + 4}}};
+        header = renamed;
+      },
+      "mask");
   const auto old = io::HfModel::open(gpt2.path), current = io::HfModel::open(data_path("gpt2"));
   for (const io::HfTensor& parameter : current.parameters()) {
     EXPECT_EQ(bits(read_all(old, parameter)), bits(read_all(current, parameter)));
@@ -641,6 +757,23 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"llama", "/layer_types", {"full_attention", "sliding_attention"}, "allowed: full_attention"},
       {"qwen3", "/attention_bias", true, "$.attention_bias: true"},
       {"qwen2", "/use_mrope", true, "$.use_mrope: true"},
+      {"mixtral", "/router_jitter_noise", 0.1, "$.router_jitter_noise: 0.1 is not supported"},
+      {"mixtral", "/num_local_experts", 0, "$.num_local_experts: 0; allowed: 1 to 512"},
+      {"mixtral", "/num_experts_per_tok", 0, "$.num_experts_per_tok: 0; allowed: 1 to"},
+      {"mixtral", "/router_aux_loss_coef", -0.1, "$.router_aux_loss_coef: -0.1; must be 0 or more"},
+      {"mixtral", "/router_aux_loss_coef", nullptr, "router_aux_loss_coef: null is not supported"},
+      {"mixtral", "/hidden_act", "gelu", "allowed: silu"},
+      {"mixtral", "/mlp_only_layers", {0}, "mlp_only_layers is not known of a mixtral"},
+      {"mixtral", "/norm_topk_prob", false, "norm_topk_prob is not known of a mixtral"},
+      {"qwen3_moe", "/decoder_sparse_step", 0, "$.decoder_sparse_step: 0; allowed: 1 to"},
+      {"qwen3_moe", "/norm_topk_prob", 1, "$.norm_topk_prob"},
+      {"qwen3_moe", "/mlp_only_layers/0", "first", "$.mlp_only_layers[0]: expected an integer"},
+      {"qwen3_moe", "/mlp_only_layers", 1, "$.mlp_only_layers: expected an array"},
+      {"qwen3_moe", "/shared_expert_intermediate_size", 8,
+       "$.shared_expert_intermediate_size: 8 is not supported; allowed: 0"},
+      {"qwen3_moe", "/use_qk_norm", false, "$.use_qk_norm: false is not supported"},
+      {"qwen3_moe", "/attention_bias", true, "$.attention_bias: true"},
+      {"qwen3_moe", "/n_group", 2, "n_group is not known of a qwen3_moe"},
       {"phi3", "/rope_parameters/rope_type", "longrope", "\"longrope\" is not supported"},
       {"gpt_neox", "/use_parallel_residual", 2,
        "$.use_parallel_residual: 2 is not supported; allowed: true, false"},
@@ -690,6 +823,76 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
     const auto message = message_of<DataError>([&] { io::HfModel::open(copy.path); });
     EXPECT_NE(message.find(c.expected), std::string::npos) << c.expected << " | " << message;
     EXPECT_NE(message.find("config.json"), std::string::npos) << message;
+  }
+}
+
+// The hub's files and those that transformers writes have one of two names for it.
+TEST(HfModel, KnowsTheNumberOfExpertsByBothNames) {
+  for (const char* name : {"mixtral", "qwen3_moe"}) {
+    const Copy copy(name);
+    const auto before = io::read_hf_config(copy.path / "config.json").architecture;
+    const auto change = [&](std::int64_t experts, std::int64_t local) {
+      copy.edit("config.json", [&](json& c) {
+        c["num_experts"] = experts == 0 ? json(nullptr) : json(experts);
+        c["num_local_experts"] = local == 0 ? json(nullptr) : json(local);
+      });
+    };
+    const std::int64_t n = before.moe_experts;
+    for (const auto& [experts, local] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{n, 0}, {0, n}, {n, n}}) {
+      change(experts, local);
+      EXPECT_EQ(io::read_hf_config(copy.path / "config.json").architecture, before);
+    }
+    change(n, n + 1);
+    const auto message = message_of<DataError>([&] { io::HfModel::open(copy.path); });
+    EXPECT_NE(message.find("which is the same setting: remove one of the two"), std::string::npos)
+        << message;
+  }
+}
+
+TEST(HfModel, NamesTensorsOfExpertsThatDoNotFit) {
+  const auto refusal = [](const char* name, const std::function<void(json&)>& change) {
+    const Copy copy(name);
+    rewrite_header(copy.path / "model.safetensors",
+                   [&](json& header, std::uint64_t) { change(header); });
+    return message_of<DataError>([&] { io::HfModel::open(copy.path); });
+  };
+  const auto move = [](json& header, const std::string& from, const std::string& to) {
+    header[to] = header[from];
+    header.erase(from);
+  };
+  const std::string mixtral = "model.layers.1.block_sparse_moe.", qwen = "model.layers.1.mlp.";
+  const auto renamed = refusal("mixtral", [&](json& header) {
+    move(header, mixtral + "experts.3.w3.weight", mixtral + "experts.4.w3.weight");
+  });
+  for (const char* part :
+       {"experts.3.w3.weight is missing", "experts.4.w3.weight is not a tensor of the family"})
+    EXPECT_NE(renamed.find("\n  " + mixtral + part), std::string::npos) << renamed;
+  const auto turned = refusal("qwen3_moe", [&](json& header) {
+    header[qwen + "experts.0.down_proj.weight"]["shape"] = {7, 8};
+    header[qwen + "gate.weight"]["shape"] = {8, 5};
+  });
+  for (const char* part :
+       {"experts.0.down_proj.weight has the shape (7, 8); config.json says (8, 7)",
+        "gate.weight has the shape (8, 5); config.json says (5, 8)"})
+    EXPECT_NE(turned.find("\n  " + qwen + part), std::string::npos) << turned;
+  const auto dense = refusal("qwen3_moe", [&](json& header) {
+    for (const char* matrix : {"gate_proj", "up_proj", "down_proj"}) {
+      move(header, fmt::format("model.layers.0.mlp.{}.weight", matrix),
+           fmt::format("model.layers.0.mlp.experts.0.{}.weight", matrix));
+    }
+  });
+  EXPECT_NE(dense.find("model.layers.0.mlp.gate_proj.weight is missing"), std::string::npos);
+  EXPECT_NE(dense.find("model.layers.0.mlp.experts.0.gate_proj.weight is not a tensor"),
+            std::string::npos)
+      << dense;
+  for (const auto& [experts, part] :
+       {std::pair{5, "experts.4.w1.weight is missing"},
+        std::pair{3, "experts.3.w1.weight is not a tensor of the family"}}) {
+    const Copy copy("mixtral");
+    copy.edit("config.json", [&](json& c) { c["num_local_experts"] = experts; });
+    const auto message = message_of<DataError>([&] { io::HfModel::open(copy.path); });
+    EXPECT_NE(message.find(mixtral + part), std::string::npos) << message;
   }
 }
 
@@ -872,6 +1075,28 @@ TEST(HfExport, RefusesWhatTheFamilyCannotExpress) {
             std::string::npos);
   EXPECT_NE(refusal(llama, [](auto& a) { a.family = "t5"; }).find("model.family"),
             std::string::npos);
+  EXPECT_NE(refusal(llama, [](auto& a) { a.moe_experts = 4; }).find("moe.experts = 4, needed: 0"),
+            std::string::npos);
+}
+
+TEST(HfExport, RefusesExpertsThatTheFamilyCannotExpress) {
+  using Change = std::function<void(io::HfArchitecture&)>;
+  for (const auto& [name, change, says] : std::vector<std::tuple<const char*, Change, const char*>>{
+           {"mixtral", [](auto& a) { a.moe_experts = 0; }, "moe.experts = 0, needed: \"1 or more"},
+           {"mixtral", [](auto& a) { a.moe_ffn_hidden = 8; }, "moe.ffn_hidden = 8, needed: 12"},
+           {"mixtral", [](auto& a) { a.moe_normalize = false; }, "moe.normalize = false"},
+           {"mixtral", [](auto& a) { a.moe_first_dense = 1; }, "moe.first_dense = 1, needed: 0"},
+           {"mixtral", [](auto& a) { a.moe_every = 2; }, "moe.every = 2, needed: 1"},
+           {"qwen3_moe", [](auto& a) { a.moe_shared_ffn_hidden = 8; }, "moe.shared_ffn_hidden = 8"},
+           {"qwen3_moe", [](auto& a) { a.moe_scores = "sigmoid"; }, "moe.scores = \"sigmoid\""},
+           {"qwen3_moe", [](auto& a) { a.moe_scale = 2.5; }, "moe.scale = 2.5, needed: 1"},
+           {"qwen3_moe", [](auto& a) { a.moe_groups = 5; }, "moe.groups = 5, needed: 1"}}) {
+    auto a = io::HfModel::open(data_path(name)).architecture();
+    change(a);
+    const auto message =
+        message_of<DataError>([&a = a] { (void)io::write_hf_config(a, DType::f32, {}); });
+    EXPECT_NE(message.find(says), std::string::npos) << says << " | " << message;
+  }
 }
 
 }  // namespace

@@ -167,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                                            "gpt_neox_sequential", "qwen2_windows", "qwen3_windows",
                                            "gptj", "llama_dynamic", "bert", "roberta",
                                            "bert_classes", "roberta_classes", "bert_tokens",
-                                           "roberta_tokens"));
+                                           "roberta_tokens", "mixtral", "qwen3_moe",
+                                           "qwen3_moe_sparse"));
 
 }  // namespace
 }  // namespace tessera::test
