@@ -2,6 +2,7 @@
 
 #include "core/bytes.hpp"
 #include "deck/deck_checker.hpp"
+#include "deck/ranks.hpp"
 
 namespace tessera::deck {
 
@@ -120,8 +121,7 @@ class ExpertsChecker : DeckChecker {
                  "run.reproducible"}))
       return;
     const bool layout = deck_.run.reproducible == Reproducible::layout;
-    const std::int64_t chunks =
-        layout ? deck_.run.reproducible_tensor : deck_.parallel.tensor * deck_.zero.tiles;
+    const std::int64_t chunks = tensor_chunks(deck_);
     const auto at_least = [&](std::string_view key, std::int64_t value, std::string_view remedy) {
       if (!usable({key}) || value >= chunks) return;
       problem(key, fmt::format("{} = {} cannot be divided over {} = {} ({})", key, value,

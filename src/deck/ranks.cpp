@@ -76,6 +76,11 @@ void check_batches(const LoadedDeck& loaded, std::int64_t data, Problems& proble
 
 }  // namespace
 
+std::int64_t tensor_chunks(const Deck& deck) {
+  return deck.run.reproducible == Reproducible::layout ? deck.run.reproducible_tensor
+                                                       : deck.parallel.tensor * deck.zero.tiles;
+}
+
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
   TESSERA_CHECK(ranks > 0, "ranks = {}", ranks);
   const ParallelSection& parallel = loaded.deck.parallel;

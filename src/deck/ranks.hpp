@@ -1,4 +1,4 @@
-// Whether a deck fits a number of ranks.
+// Whether a deck fits a number of ranks, and how it cuts layers over them.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,9 @@
 #include "deck/load.hpp"
 
 namespace tessera::deck {
+
+/// Into how many chunks the matrices of layers are cut over all tensor ranks.
+std::int64_t tensor_chunks(const Deck& deck);
 
 /// Throws DeckError unless `ranks` ranks form the deck's mesh and every global batch divides evenly
 /// over it.

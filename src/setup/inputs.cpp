@@ -134,12 +134,6 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
           .init = m.init};
 }
 
-std::int64_t tensor_chunks(const deck::Deck& deck) {
-  return deck.run.reproducible == deck::Reproducible::layout
-             ? deck.run.reproducible_tensor
-             : deck.parallel.tensor * deck.zero.tiles;
-}
-
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
   const auto& p = deck.parallel;
   return {.tensor = p.tensor, .data = ranks / (p.tensor * p.pipeline), .pipeline = p.pipeline};
@@ -186,7 +180,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.model.config = model_config(deck.model, deck.task);
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
   in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
-  in.layout.tensor_chunks = tensor_chunks(deck);
+  in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;
   in.layout.pipeline = pipeline_rule(deck.parallel);
   in.layout.node_of = nodes_of(deck, node_of);

@@ -13,8 +13,6 @@ model::ModelConfig model_config(const deck::ModelSection& model, const deck::Tas
 
 /// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
-/// Into how many chunks the matrices of layers are cut over all tensor ranks.
-std::int64_t tensor_chunks(const deck::Deck& deck);
 
 /// The layout as checkpoints describe it.
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs);

@@ -22,7 +22,7 @@ class ProductCheck {
         deck_(loaded.deck),
         config_(model_config(deck_.model, deck_.task)),
         layout_mode_(deck_.run.reproducible == deck::Reproducible::layout),
-        chunks_(tensor_chunks(deck_)) {}
+        chunks_(deck::tensor_chunks(deck_)) {}
 
   void run() {
     const auto& [micro, sequence] = std::pair{deck_.batch.micro, deck_.batch.sequence};
