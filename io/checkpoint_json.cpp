@@ -170,6 +170,7 @@ double number_of(const JsonCursor& value) {
 json json_of(const CheckpointLayout& layout) {
   json all = {{"world", layout.world}};
   for (const Axis& a : kAxes) all[a.name] = layout.mesh.*a.size;
+  if (layout.mesh.experts > 1) all["experts"] = layout.mesh.experts;
   all["zero_stage"] = layout.zero_stage;
   return all;
 }
@@ -177,6 +178,8 @@ json json_of(const CheckpointLayout& layout) {
 CheckpointLayout layout_of(const JsonCursor& value) {
   CheckpointLayout layout{.world = value["world"].integer(1, kMaxRanks)};
   for (const Axis& a : kAxes) layout.mesh.*a.size = value[a.name].integer(1, kMaxRanks);
+  if (const auto experts = value.find("experts"))
+    layout.mesh.experts = experts->integer(1, layout.mesh.data);
   layout.zero_stage = static_cast<int>(value["zero_stage"].integer(0, kZeroStages - 1));
   return layout;
 }

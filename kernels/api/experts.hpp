@@ -132,25 +132,27 @@ constexpr std::int64_t dispatched_rows(std::int64_t tokens, std::int64_t choices
 /// The order of copies by expert, those of an expert in the order of tokens and choices. Only
 /// copies that go to the own experts, G neighbours, have rows, and of an expert's only the first
 /// `capacity` (Fedus et al. 2021, Switch Transformer, section 2.2). A token's choices are different
-/// experts, as those of Route.
+/// experts, as those of Route. With several `parts` the own experts are so many equal ranges, and
+/// each has a slot of R / parts rows, from whose begin its rows are counted in `begins`.
 struct Dispatch {
   static constexpr const char* kName = "dispatch";
-  View experts;               // (N, K) i32
-  View place;                 // (N, K) i32: the row of each copy; -1: none
-  View source;                // (R) i32: which copy, n K + k, a row has; -1: none
-  View begins;                // (G + 1) i32: the first row of each own expert, and behind the last
+  View experts;  // (N, K) i32
+  View place;    // (N, K) i32: the row of each copy; -1: none
+  View source;   // (R) i32: which copy, n K + k, a row has; -1: none
+  View begins;  // (parts, G / parts + 1) i32: the first row of each own expert, and behind the last
   std::int64_t first = 0;     // of the own experts
   std::int64_t all = 0;       // E; 0: the own experts are all
   std::int64_t capacity = 0;  // 0: no limit
+  std::int64_t parts = 1;
   View scratch;
 
   /// G.
-  std::int64_t own() const { return begins.elements() - 1; }
+  std::int64_t own() const { return begins.elements() - parts; }
   /// E.
   std::int64_t experts_of_all() const { return all == 0 ? own() : all; }
   /// R.
   std::int64_t rows() const {
-    return dispatched_rows(experts.rows(), experts.cols(), own(), capacity);
+    return parts * dispatched_rows(experts.rows(), experts.cols(), own() / parts, capacity);
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -340,8 +342,9 @@ inline void check(const Dispatch& a) {
   TESSERA_CHECK(own >= 1 && a.first >= 0 && a.first + own <= all && all <= kMostExperts &&
                     a.experts.cols() <= all,
                 "{} experts from {} on, {} choices of {}", own, a.first, a.experts.cols(), all);
-  TESSERA_CHECK(a.capacity >= 0, "a capacity of {}", a.capacity);
-  check_flat({a.begins}, DType::i32, own + 1);
+  TESSERA_CHECK(a.capacity >= 0 && a.parts >= 1 && own % a.parts == 0,
+                "a capacity of {}, {} parts of {} experts", a.capacity, a.parts, own);
+  check_flat({a.begins}, DType::i32, own + a.parts);
   check_flat({a.source}, DType::i32, a.rows());
 }
 

@@ -62,19 +62,26 @@ void run(const Dispatch& a, const Context&) {
   auto* begins = a.begins.as<std::int32_t>();
   auto* place = a.place.as<std::int32_t>();
   auto* source = a.source.as<std::int32_t>();
-  std::fill_n(begins, own + 1, 0);
+  std::int32_t rows[kMostExperts] = {}, first[kMostExperts];
   for (std::int64_t i = 0; i < copies; ++i) {  // places among the rows of an expert
     const std::int64_t e = expert[i] - a.first;
-    place[i] = e >= 0 && e < own && begins[e + 1] < most ? begins[e + 1]++ : -1;
+    place[i] = e >= 0 && e < own && rows[e] < most ? rows[e]++ : -1;
   }
-  for (std::int64_t e = 0; e < own; ++e)
-    begins[e + 1] = begins[e] + static_cast<std::int32_t>(round_up(begins[e + 1], kExpertRows));
-  TESSERA_CHECK(begins[own] <= a.source.elements(), "{} rows of {}: a token has an expert twice",
-                begins[own], a.source.elements());
+  const std::int64_t of_part = own / a.parts, slot = a.source.elements() / a.parts;
+  for (std::int64_t part = 0, e = 0; part < a.parts; ++part) {
+    std::int32_t row = 0;
+    for (std::int64_t i = 0; i < of_part; ++i, ++e) {
+      *begins++ = row;
+      first[e] = static_cast<std::int32_t>(part * slot) + row;
+      row += static_cast<std::int32_t>(round_up(rows[e], kExpertRows));
+    }
+    *begins++ = row;
+    TESSERA_CHECK(row <= slot, "{} rows of {}: a token has an expert twice", row, slot);
+  }
   std::fill_n(source, a.source.elements(), -1);
   for (std::int64_t i = 0; i < copies; ++i) {
     if (place[i] < 0) continue;
-    place[i] += begins[expert[i] - a.first];
+    place[i] += first[expert[i] - a.first];
     source[place[i]] = static_cast<std::int32_t>(i);
   }
 }

@@ -119,7 +119,8 @@ void run(const Dispatch& a, const Context& context) {
                         .ends = behind_sort + own,
                         .experts = static_cast<std::int32_t>(own),
                         .most = static_cast<std::int32_t>(most),
-                        .rows = static_cast<std::int32_t>(rows)};
+                        .rows = static_cast<std::int32_t>(rows / a.parts),
+                        .of_part = static_cast<std::int32_t>(own / a.parts)};
   fill_words(a.kName, runs.begins, Fill::zero, 2 * own, context);
   fill_words(a.kName, a.source.as<std::int32_t>(), Fill::minus_one, rows, context);
   const std::int64_t blocks = ceil_div(copies, kRunThreads);

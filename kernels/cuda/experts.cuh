@@ -229,7 +229,13 @@ inline __global__ void __launch_bounds__(kCountThreads)
 struct ExpertRuns {
   std::int32_t *begins, *ends;  // (G), cleared before
   std::int32_t experts;         // G
-  std::int32_t most, rows;      // rows of an expert, and of all
+  std::int32_t most, rows;      // rows of an expert, and of a part's slot
+  std::int32_t of_part;         // experts of a part
+
+  /// Where in Dispatch::begins the number of own expert e is.
+  TESSERA_INLINE std::int32_t place_of(std::int32_t e) const { return e + e / of_part; }
+  /// The first row of e's slot.
+  TESSERA_INLINE std::int32_t slot_of(std::int32_t e) const { return e / of_part * rows; }
 };
 
 inline constexpr int kRunThreads = 256;
@@ -249,12 +255,14 @@ inline __global__ void __launch_bounds__(kRunThreads)
 inline __global__ void expert_begins_kernel(ExpertRuns runs, std::int32_t* begins) {
   std::int32_t row = 0;
   for (int e = 0; e < runs.experts; ++e) {
-    begins[e] = row;
+    if (e % runs.of_part == 0) row = 0;
+    std::int32_t* const begin = begins + runs.place_of(e);
+    *begin = row;
     const std::int32_t copies = runs.ends[e] - runs.begins[e];
     const std::int64_t taken = round_up(copies < runs.most ? copies : runs.most, kExpertRows);
     row = taken < runs.rows - row ? row + static_cast<std::int32_t>(taken) : runs.rows;
+    begin[1] = row;
   }
-  begins[runs.experts] = row;
 }
 
 inline __global__ void __launch_bounds__(kRunThreads)
@@ -266,9 +274,11 @@ inline __global__ void __launch_bounds__(kRunThreads)
   place[copy] = -1;
   if (e >= runs.experts) return;
   const std::int32_t of_expert = static_cast<std::int32_t>(i) - runs.begins[e];
-  if (of_expert >= runs.most || of_expert >= begins[e + 1] - begins[e]) return;
-  place[copy] = begins[e] + of_expert;
-  source[begins[e] + of_expert] = copy;
+  const std::int32_t* const begin = begins + runs.place_of(e);
+  if (of_expert >= runs.most || of_expert >= begin[1] - begin[0]) return;
+  const std::int32_t row = runs.slot_of(e) + begin[0] + of_expert;
+  place[copy] = row;
+  source[row] = copy;
 }
 
 template <typename T>

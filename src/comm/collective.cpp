@@ -84,6 +84,12 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
       const std::int64_t size = size_of(c.send.type);
       return {.intra = c.within * size, .inter = c.across * size};
     }
+    WireBytes operator()(const ExchangeRows& c) const {
+      const std::int64_t row = c.send.cols() * size_of(c.send.type);
+      if (group.carrier == Carrier::exchange)
+        return {.intra = c.within * row, .inter = c.across * row};
+      return to_every_peer(c.send.rows() / group.size * row, group);
+    }
     WireBytes operator()(const AllReduceWords&) const {
       return {};
     }  // control traffic: tens of bytes, or a few hundred a tensor

@@ -133,8 +133,26 @@ struct AllToAllV {
   }
 };
 
-using CollectiveCall =
-    std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive, AllToAll, AllToAllV>;
+/// Rows go to the ranks of the group in their order, how many is known once they are made: each
+/// rank has an equal slot of rows for each rank, of which the first are used, as many as the last
+/// number of the slot's begins says (kernels::Dispatch). The exchange between hosts sends those
+/// alone, NCCL whole slots. What lies behind them in `receive` is undefined.
+struct ExchangeRows {
+  static constexpr const char* kName = "exchange_rows";
+  View send, receive;                   // (ranks R, C)
+  View send_begins, receive_begins;     // (ranks, G + 1) i32
+  std::int64_t within = 0, across = 0;  // rows that are expected to go to other ranks of the node,
+                                        // and to other nodes
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.send, Access::read), f(s.send_begins, Access::read);
+    f(s.receive_begins, Access::read), f(s.receive, Access::write);
+  }
+};
+
+using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive,
+                                    AllToAll, AllToAllV, ExchangeRows>;
 
 /// The ranks of a call among some of a group; without any where all take part, and of messages.
 Hop among_of(const CollectiveCall& call);

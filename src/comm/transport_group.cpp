@@ -116,38 +116,67 @@ class AllToAllTask : public Task {
   std::unique_ptr<Task> own_;  // the copy of what stays
 };
 
-/// AllToAllV: with each peer an exchange of its own each way.
-class AllToAllVTask : public Task {
+/// What this rank sends to a rank of the group, and receives from it.
+struct PeerBytes {
+  std::byte* from = nullptr;
+  std::int64_t sent = 0;
+  std::byte* to = nullptr;
+  std::int64_t received = 0;
+};
+
+std::vector<PeerBytes> peers_of(const AllToAllV& call) {
+  const std::int64_t size = size_of(call.send ? call.send.type : call.receive.type);
+  std::vector<PeerBytes> all;
+  std::byte* from = call.send.data;
+  std::byte* to = call.receive.data;
+  for (std::size_t k = 0; k < call.send_counts.size(); ++k) {
+    const PeerBytes peer{from, call.send_counts[k] * size, to, call.receive_counts[k] * size};
+    all.push_back(peer);
+    from += peer.sent, to += peer.received;
+  }
+  return all;
+}
+
+/// Reads how many rows are used.
+std::vector<PeerBytes> peers_of(const ExchangeRows& call) {
+  const std::int64_t ranks = call.send_begins.rows(), slot = call.send.rows() / ranks,
+                     row = call.send.cols() * size_of(call.send.type);
+  const auto used = [&](const View& begins, std::int64_t k) {
+    const std::int64_t rows = begins.as<std::int32_t>()[(k + 1) * begins.cols() - 1];
+    TESSERA_CHECK(rows >= 0 && rows <= slot, "{} rows in a slot of {}", rows, slot);
+    return rows * row;
+  };
+  std::vector<PeerBytes> all;
+  for (std::int64_t k = 0; k < ranks; ++k) {
+    const std::int64_t at = k * slot * row;
+    all.push_back({call.send.data + at, used(call.send_begins, k), call.receive.data + at,
+                   used(call.receive_begins, k)});
+  }
+  return all;
+}
+
+/// With each peer an exchange of its own each way.
+class PairwiseTask : public Task {
  public:
-  AllToAllVTask(Transport& transport, const GroupShape& group, std::int64_t rank,
-                const AllToAllV& call) {
-    const std::int64_t size = size_of(call.send ? call.send.type : call.receive.type);
-    std::vector<std::byte*> from, to;
-    const auto starts = [&](const View& v, const std::vector<std::int64_t>& counts,
-                            std::vector<std::byte*>& all) {
-      std::byte* at = v.data;
-      for (const std::int64_t count : counts) all.push_back(at), at += count * size;
-    };
-    starts(call.send, call.send_counts, from);
-    starts(call.receive, call.receive_counts, to);
+  PairwiseTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+               const std::vector<PeerBytes>& peers) {
     const std::int64_t piece = piece_bytes(group);
-    const auto flow = [&](std::int64_t peer, std::byte* base, std::int64_t count, bool out) {
-      if (count == 0) return;
+    const auto flow = [&](std::int64_t peer, std::byte* base, std::int64_t bytes, bool out) {
+      if (bytes == 0) return;
       PeerFlow one{.peer = static_cast<int>(peer)};
       (out ? one.outgoing : one.incoming) = [base, piece](std::int64_t i) {
         return base + i * piece;
       };
-      exchanges_.emplace_back(transport, std::vector{std::move(one)}, count * size, piece);
+      exchanges_.emplace_back(transport, std::vector{std::move(one)}, bytes, piece);
     };
     for (std::int64_t i = 1; i < group.size; ++i) {
       const std::int64_t k = (rank + i) % group.size;  // each starts with another peer
-      const auto peer = static_cast<std::size_t>(k);
-      flow(k, from[peer], call.send_counts[peer], true);
-      flow(k, to[peer], call.receive_counts[peer], false);
+      const PeerBytes& peer = peers[static_cast<std::size_t>(k)];
+      flow(k, peer.from, peer.sent, true);
+      flow(k, peer.to, peer.received, false);
     }
-    const auto own = static_cast<std::size_t>(rank);
-    if (call.send_counts[own] > 0)
-      own_ = streams::make_copy_task(from[own], to[own], call.send_counts[own] * size);
+    const PeerBytes& own = peers[static_cast<std::size_t>(rank)];
+    if (own.sent > 0) own_ = streams::make_copy_task(own.from, own.to, own.sent);
   }
   Progress advance() override {
     bool moved = false, done = true;
@@ -420,7 +449,10 @@ class TransportGroup : public Group {
         return std::make_unique<AllToAllTask>(*g.transport_, g.rank_, c);
       }
       std::unique_ptr<Task> operator()(const AllToAllV& c) {
-        return std::make_unique<AllToAllVTask>(*g.transport_, g.shape_, g.rank_, c);
+        return std::make_unique<PairwiseTask>(*g.transport_, g.shape_, g.rank_, peers_of(c));
+      }
+      std::unique_ptr<Task> operator()(const ExchangeRows& c) {
+        return std::make_unique<PairwiseTask>(*g.transport_, g.shape_, g.rank_, peers_of(c));
       }
     };
     return std::visit(Start{*this}, call);

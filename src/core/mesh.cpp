@@ -7,12 +7,15 @@
 namespace tessera {
 namespace {
 
-/// The axes along which a group's ranks differ, first to last in the order of the mesh; of `ends`
-/// only the first and the last rank.
+/// Which of the ranks that differ along a group's axes are in it with a rank: all; the first and
+/// the last; the neighbours that divide experts; or those at the same place among such neighbours.
+enum class Members : std::uint8_t { all, ends, neighbours, alike };
+
+/// The axes along which a group's ranks differ, first to last in the order of the mesh.
 struct GroupRow {
   MeshGroup group;
   int first_axis, last_axis;
-  bool ends = false;
+  Members members = Members::all;
 };
 constexpr int order_of(std::int64_t Mesh::*size) {
   for (const Axis& a : kAxes) {
@@ -27,7 +30,9 @@ constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) -
                                 GroupRow{MeshGroup::tensor, kTensor, kTensor},
                                 GroupRow{MeshGroup::stage, kTensor, kData},
                                 GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
-                                GroupRow{MeshGroup::ends, kPipeline, kPipeline, true}};
+                                GroupRow{MeshGroup::ends, kPipeline, kPipeline, Members::ends},
+                                GroupRow{MeshGroup::experts, kData, kData, Members::neighbours},
+                                GroupRow{MeshGroup::replicas, kData, kData, Members::alike}};
 static_assert(kGroups.size() == kMeshGroups);
 static_assert(indexed_by(&GroupRow::group, kGroups));
 
@@ -70,8 +75,19 @@ RankGroup Mesh::group_of(std::int64_t rank, MeshGroup group) const {
     }
     stride *= extent;
   }
-  if (!row.ends || found.count == 1) return found;
   const std::int64_t last = found.count - 1, at = found.index(rank);
+  switch (row.members) {
+    case Members::all: return found;
+    case Members::neighbours:
+      return {
+          .first = found.rank(at / experts * experts), .count = experts, .stride = found.stride};
+    case Members::alike:
+      return {.first = found.rank(at % experts),
+              .count = found.count / experts,
+              .stride = found.stride * experts};
+    case Members::ends: break;
+  }
+  if (found.count == 1) return found;
   if (at != 0 && at != last) return {};
   return {.first = found.first, .count = 2, .stride = last * found.stride};
 }
@@ -84,10 +100,14 @@ bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis) {
   return false;
 }
 
-MeshPlace first_of_group(MeshPlace place, MeshGroup group) {
+MeshPlace first_of_group(const Mesh& mesh, MeshPlace place, MeshGroup group) {
+  const Members members = kGroups[static_cast<std::size_t>(group)].members;
+  const std::int64_t data = place.data;
   for (const Axis& a : kAxes) {
     if (differ_along(group, a.place)) place.*a.place = 0;
   }
+  if (members == Members::neighbours) place.data = data / mesh.experts * mesh.experts;
+  if (members == Members::alike) place.data = data % mesh.experts;
   return place;
 }
 
@@ -100,8 +120,11 @@ std::vector<int> Mesh::members(std::int64_t rank, MeshGroup group) const {
 
 std::string to_string(const Mesh& mesh) {
   std::string text;
-  for (const Axis& a : kAxes)
+  for (const Axis& a : kAxes) {
     text += fmt::format("{}{} {}", text.empty() ? "" : " x ", mesh.*a.size, a.name);
+    if (a.size == &Mesh::data && mesh.experts > 1)
+      text += fmt::format(" ({} expert)", mesh.experts);
+  }
   return text;
 }
 

@@ -34,12 +34,15 @@ enum class MeshGroup : std::uint8_t {
   stage,     // same stage
   pipeline,  // same tensor and data rank, in the order of stages
   ends,      // first and last of the pipeline group, which share tied embeddings
+  experts,   // neighbours of the data group, which divide each layer's experts among them
+  replicas,  // those of the data group that have the same experts
 };
-inline constexpr std::size_t kMeshGroups = 6;
+inline constexpr std::size_t kMeshGroups = 8;
 
-/// The size of each axis.
+/// The size of each axis. Of the data ranks so many neighbours, a divisor of them, divide experts
+/// among them: `experts`.
 struct Mesh {
-  std::int64_t tensor = 1, data = 1, pipeline = 1;
+  std::int64_t tensor = 1, data = 1, pipeline = 1, experts = 1;
   bool operator==(const Mesh&) const = default;
 
   std::int64_t size() const;
@@ -67,7 +70,7 @@ inline constexpr std::array kAxes = {
 /// Whether the ranks of such a group differ along an axis.
 bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis);
 /// The place of a group's first rank, for any of its ranks.
-MeshPlace first_of_group(MeshPlace place, MeshGroup group);
+MeshPlace first_of_group(const Mesh& mesh, MeshPlace place, MeshGroup group);
 
 /// In the order of the mesh, neighbours first.
 inline constexpr auto kAxesInOrder = [] {
@@ -76,7 +79,7 @@ inline constexpr auto kAxesInOrder = [] {
   return axes;
 }();
 
-/// "2 data x 1 pipeline x 4 tensor"
+/// "2 data x 1 pipeline x 4 tensor", or "8 data (4 expert) x .."
 std::string to_string(const Mesh& mesh);
 
 }  // namespace tessera
@@ -87,5 +90,6 @@ struct tessera::EnumWords<tessera::MeshGroup> {
   static constexpr std::array table = {
       std::pair{G::world, "world"},       std::pair{G::data, "data"},
       std::pair{G::tensor, "tensor"},     std::pair{G::stage, "stage"},
-      std::pair{G::pipeline, "pipeline"}, std::pair{G::ends, "ends"}};
+      std::pair{G::pipeline, "pipeline"}, std::pair{G::ends, "ends"},
+      std::pair{G::experts, "experts"},   std::pair{G::replicas, "replicas"}};
 };

@@ -272,6 +272,7 @@ struct ParallelSection {
   std::int64_t tensor = 1;
   std::int64_t pipeline = 1;
   std::int64_t data = 0;  // 0: the rest of the ranks
+  std::int64_t experts = 1;
   bool sequence = true;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;

@@ -15,6 +15,7 @@ class ExpertsChecker : DeckChecker {
   void run() {
     if (!usable({"moe.experts"})) return;
     if (moe_.experts == 0) return unused();
+    if (usable({"parallel.experts"}) && deck_.parallel.experts > 1) divided();
     layers();
     choices();
     groups();
@@ -25,6 +26,7 @@ class ExpertsChecker : DeckChecker {
   /// Keys that say something of experts that there are not. Those whose defaults follow from other
   /// keys say nothing.
   void unused() {
+    needs("parallel.experts", deck_.parallel.experts > 1, false, "moe.experts");
     for (const SchemaRow& row : schema_rows()) {
       const bool follows = row.name == "moe.ffn_hidden" || row.name == "moe.normalize";
       if (row.section != "moe" || follows || !loaded_.explicitly_set(row.name)) continue;
@@ -79,6 +81,44 @@ class ExpertsChecker : DeckChecker {
     for (std::int64_t n = 1; n <= 32; ++n)
       if (moe_.experts % n == 0) all.push_back(n);
     return all;
+  }
+
+  /// Experts that data ranks divide among them: each an equal part of what a chunk has.
+  void divided() {
+    if (!usable({"moe.split", "zero.tiles", "parallel.tensor", "run.reproducible_tensor"})) return;
+    const std::int64_t ranks = deck_.parallel.experts,
+                       chunks = moe_.split == ExpertSplit::experts ? tensor_chunks(deck_) : 1;
+    if (moe_.experts % (chunks * ranks) != 0) {
+      std::vector<std::int64_t> legal;
+      for (std::int64_t n = 1; n * chunks <= moe_.experts; ++n)
+        if (moe_.experts % (n * chunks) == 0) legal.push_back(n);
+      problem("parallel.experts",
+              fmt::format(
+                  "parallel.experts = {} cannot divide the moe.experts = {}{} equally "
+                  "(give one of {})",
+                  ranks, moe_.experts,
+                  chunks > 1 ? fmt::format(" in {} parts of moe.split = \"experts\"", chunks) : "",
+                  fmt::join(legal, ", ")));
+    }
+    const auto refuse = [&](std::string_view key, bool is, std::string_view value,
+                            std::string_view why) {
+      if (usable({key}) && is)
+        problem(key, fmt::format("{} = {} is not possible with parallel.experts = {}: {}", key,
+                                 value, ranks, why));
+    };
+    refuse("zero.tiles", deck_.zero.tiles > 1, std::to_string(deck_.zero.tiles),
+           "experts of other ranks are no part of a tile (use 1)");
+    const auto optimizer = enum_word(deck_.optimizer.name);
+    refuse("optimizer.name",
+           deck_.optimizer.name == OptimizerName::muon ||
+               deck_.optimizer.name == OptimizerName::onebit_adam ||
+               deck_.optimizer.name == OptimizerName::onebit_lamb,
+           fmt::format("\"{}\"", optimizer),
+           "its exchanges are among all data ranks, which have different experts (use another, or "
+           "parallel.experts = 1)");
+    refuse("run.reproducible",
+           deck_.run.reproducible == Reproducible::layout && (ranks & (ranks - 1)) != 0,
+           "\"layout\"", "its sums are of powers of two (give parallel.experts = 2, 4, ..)");
   }
 
   /// What does not go with experts.

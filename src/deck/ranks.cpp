@@ -102,6 +102,13 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
                              parallel.data, count_text(ranks, "rank"), parallel.tensor,
                              parallel.pipeline, data, data));
   }
+  if (data % parallel.experts != 0) {
+    problems.add(
+        loaded.place("parallel.experts"), "parallel.experts",
+        fmt::format("parallel.experts = {} does not divide the {} of this layout (give one "
+                    "of {})",
+                    parallel.experts, count_text(data, "data rank"), listed(divisors(data))));
+  }
   check_batches(loaded, data, problems);
   for (const Fault& fault : loaded.deck.fault.inject) {
     if (fault.rank < ranks) continue;

@@ -697,6 +697,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::parallel, &ParallelSection::data>("parallel.data",
                                                  "data ranks; 0 = the ranks that are left",
                                                  {.limits = between(0, 1 << 24)}),
+    row<&Deck::parallel, &ParallelSection::experts>(
+        "parallel.experts", "neighbouring data ranks that divide each layer's experts among them",
+        {.limits = kRanks}),
     row<&Deck::parallel, &ParallelSection::sequence>(
         "parallel.sequence", "norms and residuals are split over the tensor ranks too"),
     row<&Deck::parallel, &ParallelSection::schedule>("parallel.schedule",

@@ -53,10 +53,10 @@ class BlockParameters {
     }
     return all;
   }
-  /// Among how many it is cut as one that is whole (ParamDesc::of).
-  std::int64_t among(std::string_view name) const {
+  /// Whether it is an expert's, and chunks have whole ones (ParamDesc::undivided).
+  bool undivided(std::string_view name) const {
     const UnitViews& unit = unit_of(name).front();
-    return unit.unit->params[unit.unit->index_of(name)].of;
+    return unit.unit->params[unit.unit->index_of(name)].undivided;
   }
   /// How many experts the layer has.
   std::size_t experts() const {
@@ -122,7 +122,7 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
   fill(&BlockChunk::up_b, params.chunks(up + ".bias", ups));
   fill(&BlockChunk::down_w, params.chunks(own + "down.weight"));
   if (experts == 0) return w;
-  w.whole_experts = params.among(expert + "down.weight") > 1;
+  w.whole_experts = params.undivided(expert + "down.weight");
   const std::size_t expert_ups = experts * (first_of(expert).ends_with("gate") ? 2 : 1);
   fill([](BlockChunk& chunk) -> View& { return chunk.experts.up_w; },
        params.chunks(first_of(expert) + ".weight", expert_ups));

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <optional>
 
 #include "comm/collective.hpp"
 #include "kernels/api/device.hpp"
@@ -43,6 +44,18 @@ struct TensorRegion {
 
   bool whole() const { return cut.chunks == 1; }
   bool split_sequence() const { return sequence && cut.ranks > 1; }
+};
+
+/// The ranks that divide a layer's experts among them, each with its own tokens (Lepikhin et al.
+/// 2020, GShard, section 3).
+struct ExpertRegion {
+  std::int64_t ranks = 1, rank = 0;
+  std::int64_t remote = 0;  // of them, on other nodes
+  /// Elements from the gradients that are made of one rank's tokens to those of the next rank's; 0:
+  /// they are added up.
+  std::int64_t gradient_step = 0;
+  std::optional<kernels::Write> write;  // of their gradients; nothing: as others are written
+  std::function<void(const comm::CollectiveCall&)> run;  // over these ranks
 };
 
 /// One micro-batch as the units see it.
@@ -159,6 +172,7 @@ class UnitContext {
   /// The same of routers: z, and what the Switch loss of a sample weighs beside the mean loss of
   /// its targets.
   kernels::RouterTerms router_terms;
+  ExpertRegion experts;
   View scale;  // (1) f32, which multiplies losses; absent in evaluation
   /// (E + 1) i64, to which the layer adds how often each expert was chosen, and how many of these
   /// choices it has dropped; absent: not wanted.

@@ -32,6 +32,50 @@ std::int64_t capacity_of(const UnitContext& u, const ExpertsConfig& e, std::int6
   return static_cast<std::int64_t>(std::ceil(most));
 }
 
+/// What has arrived of one of the ranks that divide experts.
+struct Slot {
+  std::int64_t number = 0, ranks = 1;
+  View begins;
+
+  View of(const View& rows) const {
+    const std::int64_t n = rows.rows() / ranks;
+    return rows.row_range(number * n, n);
+  }
+};
+
+template <typename F>
+void for_slots(const UnitContext& u, const DispatchedTokens& to, F&& f) {
+  for (std::int64_t i = 0; i < u.experts.ranks; ++i)
+    f(Slot{.number = i, .ranks = u.experts.ranks, .begins = to.arrived.row_range(i, 1)});
+}
+
+/// As bytes.
+View slots_of(const View& begins) {
+  return View(begins.data, DType::u8, {begins.rows(), begins.cols() * size_of(begins.type)});
+}
+
+/// Exchanges rows with the other ranks that divide experts: these have `begins`, those which come
+/// have `others`.
+View exchange(UnitContext& u, const DispatchedTokens& to, const View& rows, const View& begins,
+              const View& others, Keep keep) {
+  const View arrived = u.tensor(keep, u.compute(), {rows.rows(), rows.cols()});
+  u.experts.run(comm::ExchangeRows{.send = rows,
+                                   .receive = arrived,
+                                   .send_begins = begins,
+                                   .receive_begins = others,
+                                   .within = (u.experts.ranks - 1 - u.experts.remote) * to.copies,
+                                   .across = u.experts.remote * to.copies});
+  return arrived;
+}
+/// Rows of this rank's tokens go where their experts are.
+View leave(UnitContext& u, const DispatchedTokens& to, const View& rows, Keep keep) {
+  return exchange(u, to, rows, to.begins, to.arrived, keep);
+}
+/// What was made of tokens goes where they have come from.
+View come_back(UnitContext& u, const DispatchedTokens& to, const View& rows, Keep keep) {
+  return exchange(u, to, rows, to.arrived, to.begins, keep);
+}
+
 }  // namespace
 
 RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& router_w,
@@ -74,38 +118,63 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
 
 DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                                  Range experts) {
-  const std::int64_t n = routed.experts.rows(), k = routed.experts.cols();
-  const std::int64_t rows = dispatched_rows(n, k, experts.count(), routed.capacity);
-  const DispatchedTokens to{.experts = experts,
-                            .place = u.tensor(Keep::cheap, DType::i32, {n, k}),
-                            .source = u.tensor(Keep::cheap, DType::i32, {rows}),
-                            .begins = u.tensor(Keep::cheap, DType::i32, {experts.count() + 1}),
-                            .rows = u.tensor(Keep::cheap, u.compute(), {rows, c.hidden}),
-                            .copies = n * k * experts.count() / c.experts.count};
+  const std::int64_t n = routed.experts.rows(), k = routed.experts.cols(), ranks = u.experts.ranks,
+                     own = experts.count() / ranks;
+  const std::int64_t rows = ranks * dispatched_rows(n, k, own, routed.capacity);
+  DispatchedTokens to{
+      .experts = experts,
+      .place = u.tensor(Keep::cheap, DType::i32, {n, k}),
+      .source = u.tensor(Keep::cheap, DType::i32, {rows}),
+      .begins = u.tensor(Keep::cheap, DType::i32, {ranks, own + 1}),
+      .arrived = {},
+      .rows = u.tensor(ranks > 1 ? Keep::transient : Keep::cheap, u.compute(), {rows, c.hidden}),
+      .copies = n * k * own / c.experts.count};
   u.run(Dispatch{.experts = routed.experts,
                  .place = to.place,
                  .source = to.source,
                  .begins = to.begins,
                  .first = experts.begin,
                  .all = c.experts.count,
-                 .capacity = routed.capacity});
+                 .capacity = routed.capacity,
+                 .parts = ranks});
   u.run(SpreadRows{.x = routed.h, .source = to.source, .rows = to.rows, .choices = k});
+  to.arrived = to.begins;
+  if (ranks == 1) return to;
+  to.arrived = u.tensor(Keep::expensive, DType::i32, {ranks, own + 1});
+  u.experts.run(comm::AllToAll{.send = slots_of(to.begins),
+                               .receive = slots_of(to.arrived),
+                               .ranks = {.count = ranks},
+                               .remote = u.experts.remote});
+  to.rows = leave(u, to, to.rows, Keep::expensive);
   return to;
 }
 
 void experts_forward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                      const DispatchedTokens& to, const ExpertsChunk& w, ExpertsSaved& s,
                      const View& out) {
-  const std::int64_t rows = to.rows.rows();
+  const std::int64_t rows = to.rows.rows(), own = to.experts.count() / u.experts.ranks;
+  const bool alone = u.experts.ranks == 1;
   s.dispatched = to;
-  s.up = u.tensor(Keep::expensive, u.compute(), {rows, w.up_w.rows() / to.experts.count()});
+  s.up = u.tensor(Keep::expensive, u.compute(), {rows, w.up_w.rows() / own});
   s.act = u.tensor(Keep::cheap, u.compute(), {rows, w.down_w.cols()});
-  s.out = u.tensor(Keep::expensive, u.compute(), {rows, c.hidden});
-  u.run(ExpertLinear{
-      .x = to.rows, .weight = w.up_w, .begins = to.begins, .y = s.up, .copies = to.copies});
+  const View made =
+      u.tensor(alone ? Keep::expensive : Keep::transient, u.compute(), {rows, c.hidden});
+  for_slots(u, to, [&](const Slot& slot) {
+    u.run(ExpertLinear{.x = slot.of(to.rows),
+                       .weight = w.up_w,
+                       .begins = slot.begins,
+                       .y = slot.of(s.up),
+                       .copies = to.copies});
+  });
   u.run(Activate{.x = s.up, .y = s.act, .kind = c.activation});
-  u.run(ExpertLinear{
-      .x = s.act, .weight = w.down_w, .begins = to.begins, .y = s.out, .copies = to.copies});
+  for_slots(u, to, [&](const Slot& slot) {
+    u.run(ExpertLinear{.x = slot.of(s.act),
+                       .weight = w.down_w,
+                       .begins = slot.begins,
+                       .y = slot.of(made),
+                       .copies = to.copies});
+  });
+  s.out = alone ? made : come_back(u, to, made, Keep::expensive);
   u.run(CombineRows{
       .rows = s.out, .weights = routed.weights, .place = to.place, .out = out.matrix()});
 }
@@ -125,7 +194,7 @@ View ExpertsBackward::rows(const DispatchedTokens& of, std::int64_t columns) con
   return u_.temporary({of.rows.rows(), columns});
 }
 
-/// The gradient of what experts have made of each copy.
+/// The gradient of what experts have made of each copy, where they are.
 View ExpertsBackward::spread(const DispatchedTokens& to) const {
   const View d_rows = rows(to, c_.hidden);
   u_.run(SpreadRows{.x = d_out_,
@@ -133,7 +202,7 @@ View ExpertsBackward::spread(const DispatchedTokens& to) const {
                     .source = to.source,
                     .rows = d_rows,
                     .choices = routed_.weights.cols()});
-  return d_rows;
+  return u_.experts.ranks > 1 ? leave(u_, to, d_rows, Keep::transient) : d_rows;
 }
 
 void ExpertsBackward::input(const ExpertsChunk& w, const ExpertsSaved& saved, const View& d_x) {
@@ -147,12 +216,24 @@ void ExpertsBackward::input(const ExpertsChunk& w, const ExpertsSaved& saved, co
   const View d_rows = again ? chunks_.back().d_rows : spread(to);
   const View d_act = rows(to, w.down_w.cols()), d_up = rows(to, saved.up.cols()),
              d_copies = rows(to, c_.hidden);
-  u_.run(ExpertLinearBackwardInput{
-      .d_y = d_rows, .weight = w.down_w, .begins = to.begins, .d_x = d_act, .copies = to.copies});
+  for_slots(u_, to, [&](const Slot& slot) {
+    u_.run(ExpertLinearBackwardInput{.d_y = slot.of(d_rows),
+                                     .weight = w.down_w,
+                                     .begins = slot.begins,
+                                     .d_x = slot.of(d_act),
+                                     .copies = to.copies});
+  });
   u_.run(ActivateBackward{.x = saved.up, .d_y = d_act, .d_x = d_up, .kind = c_.activation});
-  u_.run(ExpertLinearBackwardInput{
-      .d_y = d_up, .weight = w.up_w, .begins = to.begins, .d_x = d_copies, .copies = to.copies});
-  u_.run(CombineRows{.rows = d_copies, .place = to.place, .out = d_x.matrix()});
+  for_slots(u_, to, [&](const Slot& slot) {
+    u_.run(ExpertLinearBackwardInput{.d_y = slot.of(d_up),
+                                     .weight = w.up_w,
+                                     .begins = slot.begins,
+                                     .d_x = slot.of(d_copies),
+                                     .copies = to.copies});
+  });
+  const View d_back =
+      u_.experts.ranks > 1 ? come_back(u_, to, d_copies, Keep::transient) : d_copies;
+  u_.run(CombineRows{.rows = d_back, .place = to.place, .out = d_x.matrix()});
   chunks_.push_back({.saved = &saved, .d_rows = d_rows, .d_up = d_up});
 }
 
@@ -176,20 +257,23 @@ void ExpertsBackward::router_input(const View& router_w, const View& d_x) const 
 }
 
 void ExpertsBackward::weights(std::size_t i, const ExpertsChunk& gradients, Write write) const {
-  const auto& [saved, d_rows, d_up] = chunks_[i];
-  const DispatchedTokens& to = saved->dispatched;
-  u_.run(ExpertLinearBackwardWeight{.d_y = d_rows,
-                                    .x = saved->act,
-                                    .begins = to.begins,
-                                    .d_weight = gradients.down_w,
-                                    .write = write,
-                                    .copies = to.copies});
-  u_.run(ExpertLinearBackwardWeight{.d_y = d_up,
-                                    .x = to.rows,
-                                    .begins = to.begins,
-                                    .d_weight = gradients.up_w,
-                                    .write = write,
-                                    .copies = to.copies});
+  const auto& chunk = chunks_[i];
+  const DispatchedTokens& to = chunk.dispatched();
+  const std::int64_t step = u_.experts.gradient_step;
+  const Write first = u_.experts.write.value_or(write);
+  for_slots(u_, to, [&](const Slot& slot) {
+    const auto add = [&](const View& d_y, const View& x, View gradient) {
+      gradient.data += slot.number * step * size_of(gradient.type);
+      u_.run(ExpertLinearBackwardWeight{.d_y = slot.of(d_y),
+                                        .x = slot.of(x),
+                                        .begins = slot.begins,
+                                        .d_weight = gradient,
+                                        .write = slot.number > 0 && step == 0 ? Write::add : first,
+                                        .copies = to.copies});
+    };
+    add(chunk.d_rows, chunk.saved->act, gradients.down_w);
+    add(chunk.d_up, to.rows, gradients.up_w);
+  });
 }
 
 void ExpertsBackward::router_weights(const View& gradient, Write write) const {

@@ -24,18 +24,21 @@ struct RoutedTokens {
   std::int64_t capacity = 0;             // of each expert, in tokens; 0: no limit
 };
 
-/// The copies of tokens that go to some experts, in R rows.
+/// The copies of tokens that go to some experts, in R rows: a slot of rows for each of the ranks
+/// that divide these experts among them. This rank's experts read the slots that have arrived.
 struct DispatchedTokens {
-  Range experts;
+  Range experts;               // of all these ranks
   View place, source, begins;  // of kernels::Dispatch
-  View rows;                   // (R, C)
-  std::int64_t copies = 0;     // that are expected
+  View arrived;             // (ranks, G / ranks + 1) i32: where rows of this rank's experts begin
+  View rows;                // (R, C) that have arrived
+  std::int64_t copies = 0;  // that are expected of a slot
 };
 
 /// What backward needs of one chunk of the experts.
 struct ExpertsSaved {
   DispatchedTokens dispatched;  // the same where chunks have parts of the same experts
-  View up, act, out;            // (R, F or 2 F), (R, F), (R, C)
+  View up, act;                 // (R, F or 2 F), (R, F), of what has arrived
+  View out;                     // (R, C), of this rank's tokens
 };
 
 /// `h`: at all positions. Every tensor rank routes alike.
@@ -69,8 +72,8 @@ class ExpertsBackward {
   void router_weights(const View& gradient, kernels::Write write) const;
 
  private:
-  /// Of a chunk: what forward has saved; the gradients of what experts have made (R, C), and of
-  /// their first product.
+  /// Of a chunk, and of what has arrived: what forward has saved; the gradients of what experts
+  /// have made (R, C), and of their first product.
   struct Chunk {
     const ExpertsSaved* saved;
     View d_rows, d_up;

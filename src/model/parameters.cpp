@@ -48,16 +48,20 @@ double residual_std(const ModelConfig& c, std::int64_t layer) {
   return layers == 0 ? c.init_std : c.init_std / std::sqrt(2.0 * static_cast<double>(layers));
 }
 
+/// Whose matrices are cut, or whole in one chunk.
+enum class MatricesOf : std::uint8_t { layer, experts, whole_experts };
+
 /// The matrices of `count` feed-forward layers of `hidden` columns, whose names begin with those
 /// that `prefix` gives: first those that make these columns, which one product serves if there are
-/// several, then those behind the activation. Each is cut, or `whole` in one chunk.
+/// several, then those behind the activation.
 void add_matrices(std::vector<ParamDesc>& params, const ModelConfig& c, std::int64_t count,
-                  std::int64_t hidden, double out_std, bool whole,
+                  std::int64_t hidden, double out_std, MatricesOf form,
                   const std::function<std::string(std::int64_t)>& prefix) {
   std::int64_t number = 0;
   const auto add = [&](bool first, ParamDesc p, int axis) {
     p = cut(std::move(p), axis);
-    if (whole) p.index = number, p.of = count;
+    if (form != MatricesOf::layer) p.expert = number, p.experts = count;
+    p.undivided = form == MatricesOf::whole_experts;
     params.push_back(first ? std::move(p) : joined(std::move(p)));
   };
   for (number = 0; number < count; ++number) {
@@ -76,14 +80,15 @@ void add_feed_forward(std::vector<ParamDesc>& params, const ModelConfig& c, std:
                       const std::string& mlp, double out_std, ExpertSplit split) {
   const ExpertsConfig& e = c.experts;
   if (!e.in(layer)) {
-    return add_matrices(params, c, 1, c.ffn_hidden, out_std, false,
+    return add_matrices(params, c, 1, c.ffn_hidden, out_std, MatricesOf::layer,
                         [&](std::int64_t) { return mlp; });
   }
   params.push_back(matrix(mlp + "router.weight", e.count, c.hidden, c.init_std));
-  add_matrices(params, c, e.count, e.hidden, out_std, split == ExpertSplit::experts,
+  add_matrices(params, c, e.count, e.hidden, out_std,
+               split == ExpertSplit::experts ? MatricesOf::whole_experts : MatricesOf::experts,
                [&](std::int64_t i) { return fmt::format("{}expert.{}.", mlp, i); });
   if (e.shared_hidden > 0) {
-    add_matrices(params, c, 1, e.shared_hidden, out_std, false,
+    add_matrices(params, c, 1, e.shared_hidden, out_std, MatricesOf::layer,
                  [&](std::int64_t) { return mlp + "shared."; });
   }
 }
@@ -191,12 +196,31 @@ bool in_blocks(const ParamDesc& p, std::int64_t chunks) {
   return p.is_matrix() && (p.tensor_axis >= 0 || chunks == 1);
 }
 
+/// The experts of a block, as a unit of their own, or nothing. They are taken out of it.
+UnitDesc take_experts(UnitDesc& block) {
+  UnitDesc experts = block;
+  experts.name = block.name + ".experts";
+  experts.kind = UnitKind::block_part;
+  experts.traits.shared_by = MeshGroup::replicas;
+  std::erase_if(experts.params, [](const ParamDesc& p) { return p.experts == 0; });
+  std::erase_if(block.params, [](const ParamDesc& p) { return p.experts > 0; });
+  return experts;
+}
+
 /// Adds a block: what is in no tile and not quantised, then the tiles of each sub-layer, or all
-/// that is quantised.
-void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t chunks,
+/// that is quantised; then experts that data ranks divide among them.
+void add_block(std::vector<UnitDesc>& units, UnitDesc block, std::int64_t chunks,
                const UnitDivision& division) {
   const bool tiled = division.tiles > 1;
-  if (!tiled && division.block == 0) return units.push_back(block);
+  if (division.expert_ranks) {
+    UnitDesc experts = take_experts(block);
+    UnitDivision others = division;
+    others.expert_ranks = false;
+    add_block(units, std::move(block), chunks, others);
+    if (!experts.params.empty()) units.push_back(std::move(experts));
+    return;
+  }
+  if (!tiled && division.block == 0) return units.push_back(std::move(block));
   const auto apart = [&](const ParamDesc& p) {
     return (!tiled || p.tensor_axis >= 0) && (division.block == 0 || in_blocks(p, chunks));
   };
@@ -225,17 +249,19 @@ std::int64_t ParamDesc::elements() const {
 
 std::int64_t ParamDesc::stored_elements() const { return elements() / shape[0] * stored_rows; }
 
-MatrixRange ParamDesc::part(std::int64_t chunk, std::int64_t chunks) const {
+MatrixRange ParamDesc::part(std::int64_t chunk, const TensorCut& cut) const {
   MatrixRange all{{0, stored_rows}, {0, elements() / shape[0]}};
   if (tensor_axis < 0) return all;
-  if (of > 1) {
-    const Range own = even_part(of, chunk, chunks);
-    if (index < own.begin || index >= own.end) all.rows = {0, 0};
-    return all;
+  if (!undivided) {
+    Range& axis = tensor_axis == 0 ? all.rows : all.columns;
+    const Range granules = even_part(ceil_div(axis.count(), granule), chunk, cut.chunks);
+    axis = {granules.begin * granule, std::min(axis.end, granules.end * granule)};
   }
-  Range& axis = tensor_axis == 0 ? all.rows : all.columns;
-  const Range granules = even_part(ceil_div(axis.count(), granule), chunk, chunks);
-  axis = {granules.begin * granule, std::min(axis.end, granules.end * granule)};
+  if (experts == 0) return all;
+  const Range of_chunk = undivided ? even_part(experts, chunk, cut.chunks) : Range{0, experts},
+              own = even_part(of_chunk.count(), cut.expert_rank, cut.expert_ranks);
+  const std::int64_t at = expert - of_chunk.begin;
+  if (at < own.begin || at >= own.end) all.rows = {0, 0};
   return all;
 }
 

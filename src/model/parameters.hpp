@@ -20,9 +20,11 @@ enum class Init : std::uint8_t { zeros, ones, normal, sinusoids };
 /// How units are cut over tensor ranks: into `chunks` parts, of which each of `ranks` (a divisor of
 /// chunks) holds the same number, consecutive ones. Normally a rank has one chunk. With a fixed
 /// larger number of chunks, what is computed, and in which order it is summed, does not depend on
-/// the number of ranks.
+/// the number of ranks. Experts are divided over expert ranks besides: each holds an equal part of
+/// those that a chunk has.
 struct TensorCut {
   std::int64_t chunks = 1, ranks = 1, rank = 0;
+  std::int64_t expert_ranks = 1, expert_rank = 0;
   std::int64_t own() const { return chunks / ranks; }
   std::int64_t first() const { return rank * own(); }
 };
@@ -36,20 +38,20 @@ struct ParamDesc {
   double init_std = 0;   // of Init::normal
   bool joined = false;   // follows the one before without a gap, so that one product serves both
   int tensor_axis = -1;  // the axis that is cut in chunks; -1: every tensor rank has the whole
-  std::int64_t granule = 1;  // indices of that axis that stay together
-  // In place of that, it is number `index` of `of` that are cut together and are whole in one
-  // chunk.
-  std::int64_t index = 0, of = 1;
-  std::int64_t head_rows = 0;  // rows that one attention head makes; 0: they are of none
+  std::int64_t granule = 1;              // indices of that axis that stay together
+  std::int64_t expert = 0, experts = 0;  // of which of a layer's experts it is; 0: of none
+  bool undivided = false;                // chunks have whole experts: that axis is not cut
+  std::int64_t head_rows = 0;            // rows that one attention head makes; 0: they are of none
 
   /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
   /// differently.
   bool is_matrix() const { return shape.size() >= 2; }
   std::int64_t elements() const;         // without padding
   std::int64_t stored_elements() const;  // with padding
-  /// What chunk `chunk` of `chunks` holds: of U granules the range [floor(i U / n), floor((i + 1) U
-  /// / n)). Rows are stored rows.
-  MatrixRange part(std::int64_t chunk, std::int64_t chunks) const;
+  /// What a rank with this cut has of chunk i of n: of U granules the range [floor(i U / n),
+  /// floor((i
+  /// + 1) U / n)), nothing of experts that other ranks have. Rows are stored rows.
+  MatrixRange part(std::int64_t chunk, const TensorCut& cut) const;
 };
 
 enum class UnitKind : std::uint8_t {
@@ -114,6 +116,9 @@ struct UnitDivision {
   std::int64_t block = 0;
   /// What of experts a chunk has.
   ExpertSplit experts = ExpertSplit::width;
+  /// Whether data ranks divide experts among them, which are units of their own then: gradients are
+  /// summed over those that have the same ones.
+  bool expert_ranks = false;
 };
 
 /// All units in the order of forward: vocabulary, positions, embedding_norm, blocks, final_norm,

@@ -136,7 +136,10 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
 
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
   const auto& p = deck.parallel;
-  return {.tensor = p.tensor, .data = ranks / (p.tensor * p.pipeline), .pipeline = p.pipeline};
+  return {.tensor = p.tensor,
+          .data = ranks / (p.tensor * p.pipeline),
+          .pipeline = p.pipeline,
+          .experts = p.experts};
 }
 
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
@@ -205,7 +208,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks,
                                       {.tiles = deck.zero.tiles,
                                        .block = blocks ? blocks->block : 0,
-                                       .experts = deck.model.moe.split});
+                                       .experts = deck.model.moe.split,
+                                       .expert_ranks = deck.parallel.experts > 1});
   in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
                                                                     : kernels::Operands::stored;
   in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any

@@ -38,7 +38,7 @@ class Placement {
     const LayoutPiece piece{
         .parameter = parameter,
         .whole = p.tensor_axis < 0,
-        .part = p.part(chunk, cut_.chunks),
+        .part = p.part(chunk, cut_),
         .offset = p.joined ? layout_.used : round_up(layout_.used, on_blocks(kPieceGrain, unit_))};
     layout_.used = piece.offset + piece.part.elements();
     layout_.piece_of[parameter].push_back(layout_.pieces.size());

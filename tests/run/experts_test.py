@@ -27,6 +27,15 @@ LAYOUTS = ((1, {"batch__micro": 8}), (2, {"zero__stage": 3}),
                 "zero__tiles": 2, "batch__micro": 1}),
            (4, {"parallel__tensor": 2, "zero__stage": 3, "zero__tiles": 2, "moe__split": "experts",
                 "recompute__policy": "selective"}))
+# Where data ranks divide experts among them.
+DIVIDED = ((2, {"parallel__experts": 2}),
+           (2, {"parallel__experts": 2, "batch__micro": 1, "zero__reduce": "micro",
+                "recompute__policy": "selective"}),
+           (4, {"parallel__experts": 2, "zero__stage": 3, "recompute__policy": "full", "batch__micro": 1}),
+           (4, {"parallel__experts": 2, "parallel__tensor": 2, "moe__split": "experts", "zero__stage": 1}),
+           (4, {"parallel__experts": 2, "parallel__pipeline": 2, "zero__stage": 2, "batch__micro": 1,
+                "offload__optimizer": "host", "offload__activations": "host"}),
+           (4, {"parallel__experts": 2, "zero__stage": 2, "batch__micro": 1, "zero__reduce": "micro"}))
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
               "model__dropout": 0.1, "checkpoint__every": 2, "checkpoint__keep": 9}
 
@@ -71,6 +80,12 @@ class Oracle(ExpertsTest):
     def test_experts_that_have_no_room(self):
         self.check("dropping", [layout for layout in LAYOUTS if "batch__micro" not in layout[1]])
 
+    def test_experts_that_data_ranks_divide(self):
+        self.check("mixtral", DIVIDED)
+        self.check("deepseek", DIVIDED[:3])
+        self.check("dropping", DIVIDED[:1])
+        self.check("switch", [(4, {"parallel__experts": 4, "batch__micro": 1})])
+
     def test_scores_that_do_not_add_up_and_groups(self):
         self.check("qwen", LAYOUTS[1:4])
 
@@ -99,7 +114,12 @@ class Bits(ExpertsTest):
                     (4, {"parallel__tensor": 2, "zero__stage": 3}),
                     (4, {"parallel__pipeline": 2, "zero__stage": 1,
                          "recompute__policy": "selective"}),
-                    (2, {"zero__stage": 2, "recompute__policy": "full"})):
+                    (2, {"zero__stage": 2, "recompute__policy": "full"}),
+                    (2, {"parallel__experts": 2}),
+                    (4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 2}),
+                    (4, {"parallel__experts": 2, "zero__stage": 3, "recompute__policy": "full"}),
+                    (4, {"parallel__experts": 2, "parallel__pipeline": 2, "zero__stage": 1,
+                         "recompute__policy": "selective"})):
                 with self.subTest(model=model, **layout):
                     name = "_".join([model, *(k.split("__")[1] for k in layout)])
                     deck = self.deck_of(name, model, **{**fixed, **layout})
@@ -109,6 +129,11 @@ class Bits(ExpertsTest):
                 if path.name != "step_00000004":
                     shutil.rmtree(path)
             deck = self.deck_of(f"{model}_one", model, **fixed, zero__stage=3)
+            self.assertEqual(self.train(2, deck), want)
+            for path in (self.dir / f"{model}_one" / "checkpoints").glob("step_*"):
+                if path.name != "step_00000004":
+                    shutil.rmtree(path)
+            deck = self.deck_of(f"{model}_one", model, **fixed, parallel__experts=2, zero__stage=1)
             self.assertEqual(self.train(2, deck), want)
 
 
@@ -200,6 +225,14 @@ class Refused(ExpertsTest):
         self.expect("mixtral", 'precision.matmul = "fp8" is not possible with moe.experts',
                     precision__matmul="fp8", precision__compute="bf16")
         self.expect("mixtral", "moe.num_local_experts", "moe.experts", moe__num_local_experts=8)
+        self.expect("mixtral", "parallel.experts has no effect without moe.experts", moe__experts=0,
+                    parallel__experts=2)
+        self.expect("mixtral", "parallel.experts = 3 cannot divide the moe.experts = 4 equally (give "
+                    "one of 1, 2, 4)", parallel__experts=3)
+        self.expect("mixtral", "parallel.experts = 2 does not divide the 1 data rank of this layout "
+                    "(give one of 1)", parallel__experts=2)
+        self.expect("mixtral", "zero.tiles = 2 is not possible with parallel.experts = 2",
+                    parallel__experts=2, zero__tiles=2)
 
 
 if __name__ == "__main__":

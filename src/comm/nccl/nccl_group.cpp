@@ -177,6 +177,21 @@ class NcclGroup : public Group {
     });
   }
 
+  /// Whole slots: how many rows are used is known on the device alone.
+  void queue(const ExchangeRows& c) {
+    const std::int64_t bytes = c.send.span_bytes() / shape_.size;
+    together([&] {
+      for (std::int64_t i = 0; i < shape_.size; ++i) {
+        const std::int64_t k = (rank_ + i) % shape_.size;  // each starts with another peer
+        const auto peer = static_cast<int>(k);
+        NCCL_TRY(ncclSend(c.send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                          queue_.stream));
+        NCCL_TRY(ncclRecv(c.receive.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                          queue_.stream));
+      }
+    });
+  }
+
   void queue(const ReduceScatter& c) {
     const GroupShape shape = shape_of(c.among, shape_);
     TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape, c.wire, c.full.type),

@@ -8,7 +8,9 @@ namespace tessera::plan {
 model::TensorCut tensor_cut(const PlanInputs& in, const MeshPlace& place) {
   return {.chunks = std::max(in.layout.tensor_chunks, in.layout.mesh.tensor),
           .ranks = in.layout.mesh.tensor,
-          .rank = place.tensor};
+          .rank = place.tensor,
+          .expert_ranks = in.layout.mesh.experts,
+          .expert_rank = place.data % in.layout.mesh.experts};
 }
 
 /// The ranks that the unit is divided among.
@@ -33,7 +35,7 @@ bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit) {
   // Momentum of a tied matrix is of both its uses together, which two stages have.
   const bool of_two_stages = in.optimizer.momentum && on_both_ends(in, unit);
   return in.numerics.gradient_blocks && unit.traits.block > 0 && unit.traits.trained &&
-         in.layout.mesh.data > 1 && !of_two_stages;
+         in.layout.mesh.group_of(0, unit.traits.shared_by).count > 1 && !of_two_stages;
 }
 bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit, const PlanShape& shape) {
   const bool later = in.optimizer.momentum && shape.compression == Compression::none;
@@ -67,44 +69,59 @@ comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshG
   return shape;
 }
 
-/// By rank of the data group.
-static std::vector<int> nodes_of(const PlanInputs& in, const MeshPlace& place) {
-  std::vector<int> nodes;
-  for (const int r : in.layout.mesh.members(in.layout.mesh.rank_of(place), MeshGroup::data))
-    nodes.push_back(in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r));
+namespace {
+
+/// The ranks of such a group as a route sees them: the node of each, and which is at `place`.
+struct Nodes {
+  std::vector<int> of;
+  std::int64_t rank = 0;
+};
+
+Nodes nodes_of(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
+  const std::int64_t rank = in.layout.mesh.rank_of(place);
+  Nodes nodes{.of = {}, .rank = in.layout.mesh.group_of(rank, group).index(rank)};
+  for (const int r : in.layout.mesh.members(rank, group))
+    nodes.of.push_back(in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r));
   return nodes;
 }
 
-comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
-  return comm::route_of(nodes_of(in, place), place.data);
+comm::Route one_hop(const Nodes& nodes) {
+  return comm::route_of(std::vector<int>(nodes.of.size()), nodes.rank);
 }
 
-comm::Route gather_route(const PlanInputs& in, const MeshPlace& place) {
-  const std::vector<int> nodes = nodes_of(in, place);
-  const comm::GroupShape group = group_shape(in, place, MeshGroup::data);
-  if (in.sharding.secondary) {
+}  // namespace
+
+comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
+  const Nodes nodes = nodes_of(in, place, group);
+  return comm::route_of(nodes.of, nodes.rank);
+}
+
+comm::Route gather_route(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
+  const Nodes nodes = nodes_of(in, place, group);
+  const comm::GroupShape shape = group_shape(in, place, group);
+  if (in.sharding.secondary && group == MeshGroup::data) {
     const std::int64_t ranks = in.sharding.secondary->ranks;
-    if (ranks > 0 || group.nodes == group.size)
-      return comm::route_over(std::max<std::int64_t>(1, ranks), nodes, place.data);
-    return comm::route_of(nodes, place.data);
+    if (ranks > 0 || shape.nodes == shape.size)
+      return comm::route_over(std::max<std::int64_t>(1, ranks), nodes.of, nodes.rank);
+    return comm::route_of(nodes.of, nodes.rank);
   }
   // NCCL's rings cross between nodes once anyway.
-  const bool rings = group.carrier != comm::Carrier::exchange;
-  return comm::route_of(rings ? std::vector<int>(nodes.size()) : nodes, place.data);
+  return shape.carrier != comm::Carrier::exchange ? one_hop(nodes)
+                                                  : comm::route_of(nodes.of, nodes.rank);
 }
 
-comm::Route sum_route(const PlanInputs& in, const MeshPlace& place) {
-  const std::vector<int> nodes = nodes_of(in, place);
-  const comm::Route route = comm::route_of(nodes, place.data);
+comm::Route sum_route(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
+  const Nodes nodes = nodes_of(in, place, group);
+  const comm::Route route = comm::route_of(nodes.of, nodes.rank);
   const bool rings =
-      group_shape(in, place, MeshGroup::data).nccl_sums(in.numerics.wire, in.numerics.accumulate);
+      group_shape(in, place, group).nccl_sums(in.numerics.wire, in.numerics.accumulate);
   // f32 sums are those of the tree over all ranks, wherever they are: its subtrees are as many
   // neighbours as a power of two. Sums that travel as bf16 are rounded on each hop.
   const auto neighbours = static_cast<std::uint64_t>(route.inner);
   const bool other_tree = in.numerics.order == kernels::SumOrder::fixed &&
                           in.numerics.wire == DType::f32 &&
                           (route.outer == 1 || !std::has_single_bit(neighbours));
-  return rings || other_tree ? comm::route_of(std::vector<int>(nodes.size()), place.data) : route;
+  return rings || other_tree ? one_hop(nodes) : route;
 }
 
 bool is_used(const PlanInputs& in, const ChannelRow& channel) {
@@ -113,10 +130,12 @@ bool is_used(const PlanInputs& in, const ChannelRow& channel) {
   if (!has_several(mesh, channel) || !channel.across) return has_several(mesh, channel);
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     const MeshPlace place = mesh.place_of(r);
-    if (place.data > 0) continue;
+    if (mesh.group_of(r, channel.ranks).first != r) continue;
     const bool blocks = in.numerics.gradient_blocks.has_value();
-    if (gather_route(in, place).hops.size() > 1 || sum_route(in, place).hops.size() > 1 ||
-        (blocks && gradient_route(in, place).hops.size() > 1))
+    const auto across = [&](const comm::Route& route) { return route.hops.size() > 1; };
+    if (across(gather_route(in, place, channel.ranks)) ||
+        across(sum_route(in, place, channel.ranks)) ||
+        (blocks && across(gradient_route(in, place, channel.ranks))))
       return true;
   }
   return false;

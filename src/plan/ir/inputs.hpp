@@ -191,12 +191,15 @@ Range slice_of(const PlanInputs& inputs, const model::UnitDesc& unit,
 
 model::TensorCut tensor_cut(const PlanInputs& inputs, const MeshPlace& place);
 comm::GroupShape group_shape(const PlanInputs& inputs, const MeshPlace& place, MeshGroup group);
-/// How quantised gradients reach the ranks of the data group of `place`.
-comm::Route gradient_route(const PlanInputs& inputs, const MeshPlace& place);
+/// How quantised gradients reach the ranks of the group of `place` that shares a unit.
+comm::Route gradient_route(const PlanInputs& inputs, const MeshPlace& place,
+                           MeshGroup group = MeshGroup::data);
 /// How parameters and gradients that are gathered reach them, and how those are summed that are not
 /// quantised.
-comm::Route gather_route(const PlanInputs& inputs, const MeshPlace& place);
-comm::Route sum_route(const PlanInputs& inputs, const MeshPlace& place);
+comm::Route gather_route(const PlanInputs& inputs, const MeshPlace& place,
+                         MeshGroup group = MeshGroup::data);
+comm::Route sum_route(const PlanInputs& inputs, const MeshPlace& place,
+                      MeshGroup group = MeshGroup::data);
 /// Whether a channel needs a group: it has several ranks and, if it is for hops across nodes, there
 /// are such hops. The same on all ranks.
 bool is_used(const PlanInputs& inputs, const ChannelRow& channel);

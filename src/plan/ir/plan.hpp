@@ -104,6 +104,7 @@ enum class OpKind : std::uint8_t {
   load_batch,        // host: tokens of one micro-batch
   kernel,            // one operation of a unit
   tensor,            // a collective of the tensor ranks within a unit
+  experts,           // rows that go to the ranks that have their experts, or come back
   send,              // activations, or their gradient, to the next or the previous stage
   receive,           // from it
   gather,            // a unit's parameters from all shards (ZeRO-3)
@@ -219,7 +220,8 @@ struct Plan {
   PlanShape shape;
   std::vector<Buffer> buffers;
   std::vector<Op> ops;
-  MeshPlace place;
+  Mesh mesh;
+  MeshPlace place;                                   // in it
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
@@ -241,6 +243,11 @@ struct Plan {
   View update_scalars;
 
   const comm::GroupShape& group(MeshGroup g) const { return at(groups, g); }
+  /// This rank's place among those of its group.
+  std::int64_t rank_in(MeshGroup g) const {
+    const std::int64_t rank = mesh.rank_of(place);
+    return mesh.group_of(rank, g).index(rank);
+  }
 };
 
 /// How many targets a step has over all ranks, whether they count or not: what its gradients are
@@ -384,6 +391,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
   static constexpr std::array table = {std::pair{K::load_batch, "load_batch"},
                                        std::pair{K::kernel, "kernel"},
                                        std::pair{K::tensor, "tensor"},
+                                       std::pair{K::experts, "experts"},
                                        std::pair{K::send, "send"},
                                        std::pair{K::receive, "receive"},
                                        std::pair{K::gather, "gather"},

@@ -46,14 +46,7 @@ class Reducer {
  public:
   Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
           const Scheduled& scheduled)
-      : plan_(plan),
-        in_(in),
-        states_(states),
-        scheduled_(scheduled),
-        route_(sum_route(in, plan.place)),
-        block_route_(gradient_route(in, plan.place)),
-        gather_route_(gather_route(in, plan.place)),
-        momentum_(plan, in, states) {}
+      : plan_(plan), in_(in), states_(states), scheduled_(scheduled), momentum_(plan, in, states) {}
 
   std::vector<SummedGradient> run() {
     for (const GradientBuffer& g : scheduled_.gradients) ++use_of(g).left;
@@ -66,7 +59,9 @@ class Reducer {
       Use& use = use_of(instance.what);
       --use.left;
       use.last_op = instance.last_op;
-      use.full = buffer_view(instance.what.buffer, in_.numerics.accumulate, state().layout.padded);
+      use.full =
+          buffer_view(instance.what.buffer, in_.numerics.accumulate,
+                      plan_.buffer(instance.what.buffer).bytes / size_of(in_.numerics.accumulate));
       in_.numerics.layout_mode ? add_in_tree(use) : add_in_turn(use);
       if (use.left == 0 && !tied(unit_) && !compresses()) gather(use);
     }
@@ -90,6 +85,17 @@ class Reducer {
   const UnitState& state() const { return states_[unit_]; }
   /// The ranks over which the unit's gradients are summed.
   MeshGroup sharers() const { return in_.model.units[unit_].traits.shared_by; }
+  /// Over them: of gradients as they are, of those in blocks, and of what is gathered.
+  struct Routes {
+    comm::Route sums, blocks, gathers;
+  };
+  const Routes& routes() {
+    const auto it = routes_.find(sharers());
+    if (it != routes_.end()) return it->second;
+    return routes_[sharers()] = {.sums = sum_route(in_, plan_.place, sharers()),
+                                 .blocks = gradient_route(in_, plan_.place, sharers()),
+                                 .gathers = gather_route(in_, plan_.place, sharers())};
+  }
   bool alone() const { return plan_.group(sharers()).size == 1; }
   bool in_blocks() const { return gradient_in_blocks(in_, in_.model.units[unit_], plan_.shape); }
   /// Whether momentum travels in place of the unit's gradient.
@@ -149,9 +155,10 @@ class Reducer {
   /// Layout mode: micro-batches are the leaves of an aligned binary tree, whichever rank has them.
   /// Under zero.reduce "step" a rank's own are added first, under "micro" those of all ranks.
   void add_in_tree(Use& use) {
-    const bool reduce_each = in_.sharding.reduce == ReduceWhen::micro && !alone();
-    View sum = use.full;
+    const bool each = in_.sharding.reduce == ReduceWhen::micro, reduce_each = each && !alone();
+    View sum = each ? sum_of_sources(use.full) : use.full;
     if (reduce_each) {
+      use.full = sum;
       sum = slice_for(use);
       reduce(use.full, sum, kernels::Write::overwrite);
     }
@@ -164,11 +171,23 @@ class Reducer {
     use.partial.emplace_back(level, sum);
     if (use.left > 0) return;
     TESSERA_CHECK(use.partial.size() == 1, "micro-batches that are not a power of two");
+    if (!each) sum = sum_of_sources(sum);
     use.sum = sum;
     if (alone() || reduce_each) return;
     use.full = sum;
     use.sum = slice_for(use);
     reduce(use.full, use.sum, kernels::Write::overwrite);
+  }
+
+  /// Layout mode keeps apart what the tokens of each expert rank add to a gradient (schedule): here
+  /// it becomes one, in the tree in which the ranks that have these tokens would have been added.
+  View sum_of_sources(const View& all) {
+    const std::int64_t n = state().layout.padded, sources = all.elements() / n;
+    for (std::int64_t step = 1; step < sources; step *= 2) {
+      for (std::int64_t s = 0; s + step < sources; s += 2 * step)
+        add_to(all.range(s * n, n), all.range((s + step) * n, n));
+    }
+    return all.range(0, n);
   }
 
   /// Where the sum goes. At ZeRO stage 0 a gradient that is reduced once stays where it is;
@@ -194,38 +213,39 @@ class Reducer {
       for (LegCall& c : calls)
         insert(kind, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
     };
-    TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
     if (!in_blocks()) {
+      const comm::Route& route = routes().sums;
       View sums;
-      if (const std::int64_t n = shards_between(route_) * shard.elements(); n > 0)
+      if (const std::int64_t n = shards_between(route) * shard.elements(); n > 0)
         sums = View(sums_.next(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
       const auto staging =
-          sum_staging(route_, plan_.group(sharers()), in_.numerics.wire, in_.numerics.accumulate);
+          sum_staging(route, plan_.group(sharers()), in_.numerics.wire, in_.numerics.accumulate);
       call.staging = staging_.view(plan_, staging.front());
       return add(
           OpKind::reduce_gradients,
-          reduce_over(route_, call, sums,
+          reduce_over(route, call, sums,
                       staging.size() > 1 ? staging_across_.view(plan_, staging.back()) : View{}));
     }
     const auto& format = *in_.numerics.gradient_blocks;
     const BlockRounding rounding = this->rounding();
+    const comm::Route& route = routes().blocks;
     if (compresses()) add(OpKind::momentum, momentum_.join(unit_, full));
     for (const Range& chunk :
          chunks_of(shard.elements(), full.type, format, in_.numerics.chunk_bytes)) {
       std::vector<HopStaging> staging;
-      for (const std::int64_t bytes : hop_staging(block_route_, format, chunk.count())) {
+      for (const std::int64_t bytes : hop_staging(route, format, chunk.count())) {
         const auto hop = staging.size();
         staging.push_back(
             {leaving_.at(hop).next(plan_, bytes), arriving_.at(hop).next(plan_, bytes)});
       }
       add(OpKind::reduce_gradients,
-          reduce_in_blocks(call, block_route_, format, chunk, staging, rounding));
+          reduce_in_blocks(call, route, format, chunk, staging, rounding));
     }
     if (compresses()) add(OpKind::momentum, momentum_.send(unit_, shard, means_[unit_]));
   }
   /// How the unit's gradient is rounded to blocks.
   BlockRounding rounding() {
-    BlockRounding rounding{.rank = plan_.place.data};
+    BlockRounding rounding{.rank = plan_.rank_in(sharers())};
     if (in_.numerics.stochastic) {
       const auto tensor = static_cast<std::uint64_t>(in_.layout.mesh.tensor),
                  of = static_cast<std::uint64_t>(plan_.place.tensor);
@@ -272,7 +292,7 @@ class Reducer {
   void gather(const Use& use) {
     if (alone() || state().sharding.states) return;
     for (LegCall& c :
-         gather_over(plan_, gather_route_, {.shard = use.sum, .full = use.full}, gathered_))
+         gather_over(plan_, routes().gathers, {.shard = use.sum, .full = use.full}, gathered_))
       insert(OpKind::gather_gradients, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
   }
 
@@ -337,8 +357,7 @@ class Reducer {
   const Scheduled& scheduled_;
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
-  comm::Route route_, block_route_;  // of gradients as they are, and in blocks
-  comm::Route gather_route_;
+  std::map<MeshGroup, Routes> routes_;
   MomentumExchange momentum_;
   std::map<std::size_t, View> lost_;           // by unit, with error feedback
   std::map<std::size_t, MeanOnItsWay> means_;  // of momentum, by unit

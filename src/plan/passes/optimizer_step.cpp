@@ -345,7 +345,6 @@ void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState
 /// What checkpoints have of errors: their sums over data ranks, and of compressed momentum those of
 /// its mean with them, as the step before has left them; a visit for each unit.
 void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
-  const comm::Route route = sum_route(in, plan.place);
   Staging whole("errors on their way"), sums("sums of errors in nodes"),
       of_node("errors of sums of nodes"),
       of_hops[] = {Staging("staging of errors"), Staging("staging of errors between nodes")};
@@ -358,6 +357,7 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     if (!plan.shares[u].errors) continue;
+    const comm::Route route = sum_route(in, plan.place, in.model.units[u].traits.shared_by);
     const auto floats = [&](Staging& staging, std::int64_t n) {
       return View(staging.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
     };

@@ -107,6 +107,9 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   if (key.experts && in.tensor.cut.rank == 0)  // every tensor rank chooses alike
     u_.choices = local(Local::choices, DType::i64, {in.config.experts.count + 1});
   u_.training = key.training;
+  u_.experts = in.experts;
+  if (in.experts.ranks > 1) u_.experts.write = key.expert_write;
+  u_.experts.run = [this](const comm::CollectiveCall& call) { device_.list->emplace_back(call); };
   u_.seed = in.seed;
   const std::int64_t b = in.micro, own = u_.positions().count(), c = in.config.hidden;
   carry_.resid = local(Local::resid, in.compute, {b, own, c});

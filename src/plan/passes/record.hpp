@@ -43,7 +43,7 @@ struct LocalBuffer {
 struct Recording {
   BufferId first_made = 0;        // local id of what it makes first
   std::vector<LocalBuffer> made;  // local id first_made + index
-  std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
+  std::vector<Call> forward;      // kernels, and collectives of the tensor and the expert ranks
   std::vector<Call> backward;
   std::size_t replayed = 0;        // ops that backward begins with: forward's, computed again
   std::vector<bool> only_weights;  // by op of backward: only gradients of weights need it
@@ -67,8 +67,9 @@ struct RecordKey {
   bool training = false;
   kernels::Write write = kernels::Write::overwrite;  // of gradients
   kernels::Write token_write =
-      kernels::Write::overwrite;              // of the embedding's gradient of the token matrix
-  std::vector<bool> frozen;                   // by unit of the layer
+      kernels::Write::overwrite;  // of the embedding's gradient of the token matrix
+  kernels::Write expert_write = kernels::Write::overwrite;  // of experts that are a unit apart
+  std::vector<bool> frozen;                                 // by unit of the layer
   bool carry_gradient = true;                 // whether the gradient of the carry in is wanted
   model::Reach reach = model::Reach::global;  // of a block,
   bool experts = false;                       // and whether it has experts
@@ -92,6 +93,7 @@ struct RecordInputs {
   kernels::RouterTerms router_terms;
   bool confusion = false;                     // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;                 // without run
+  model::ExpertRegion experts;                // likewise
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;
 };

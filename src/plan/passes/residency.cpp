@@ -10,8 +10,6 @@ namespace tessera::plan {
 namespace {
 
 Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, LegCall call) {
-  TESSERA_CHECK(in.model.units[unit].traits.shared_by == MeshGroup::data,
-                "a route for another group than data");
   return {.kind = kind,
           .stream = row_of(call.leg).of_gathers,
           .group = in.model.units[unit].traits.shared_by,
@@ -19,6 +17,22 @@ Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, LegCall call) 
           .call = std::move(call.call),
           .waits = {}};
 }
+
+/// How units are gathered over the ranks that share them.
+class GatherRoutes {
+ public:
+  GatherRoutes(const PlanInputs& in, const MeshPlace& place) : in_(in), place_(place) {}
+  const comm::Route& of(std::size_t unit) {
+    const MeshGroup group = in_.model.units[unit].traits.shared_by;
+    const auto it = routes_.find(group);
+    return it != routes_.end() ? it->second : routes_[group] = gather_route(in_, place_, group);
+  }
+
+ private:
+  const PlanInputs& in_;
+  const MeshPlace& place_;
+  std::map<MeshGroup, comm::Route> routes_;
+};
 
 /// Whether other ranks update parts of these parameters.
 bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes(); }
@@ -38,7 +52,7 @@ std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
 void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   if (std::ranges::none_of(states, publishes_in_place)) return;
   const auto starts = visit_starts(plan);
-  const comm::Route route = gather_route(in, plan.place);
+  GatherRoutes routes(in, plan.place);
   TurnStaging between("parameters between nodes");
   Insertions insertions;
   for (const auto& [unit, op] : first_uses(plan, states)) {
@@ -49,7 +63,7 @@ void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& sta
     const std::size_t at =
         visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second;
     for (LegCall& call :
-         gather_over(plan, route, {.shard = s.own_shard, .full = s.parameters}, between))
+         gather_over(plan, routes.of(unit), {.shard = s.own_shard, .full = s.parameters}, between))
       insertions.before(at, gather_op(OpKind::publish, unit, in, std::move(call)));
   }
   insertions.apply(plan.ops);
@@ -139,7 +153,7 @@ class Gathers {
       : plan_(plan),
         in_(in),
         residences_(residences),
-        route_(gather_route(in, plan.place)),
+        routes_(in, plan.place),
         kept_(residences.size()) {}
 
   /// Parameters that are kept in another type than they are used in are converted as the last
@@ -208,7 +222,8 @@ class Gathers {
   /// A gather over the route. What was kept need not cross between nodes again; it begins with byte
   /// `at` of each shard.
   Calls travel(const comm::AllGather& gather, const Residence& r, std::int64_t at = 0) {
-    const std::int64_t shards = shards_between(route_), bytes = shards * gather.shard.span_bytes();
+    const comm::Route& route = routes_.of(r.unit);
+    const std::int64_t shards = shards_between(route), bytes = shards * gather.shard.span_bytes();
     View middle;
     if (bytes > 0) {
       const View room = keeps_of_node(r)
@@ -218,15 +233,16 @@ class Gathers {
       middle = View(room.data, gather.shard.type, {bytes / size_of(gather.shard.type)});
     }
     Calls calls;
-    if (r.first_of_unit || !keeps_of_node(r)) calls = gather_across(route_, gather, middle);
-    for (LegCall& call : gather_within(route_, gather, middle)) calls.push_back(std::move(call));
+    if (r.first_of_unit || !keeps_of_node(r)) calls = gather_across(route, gather, middle);
+    for (LegCall& call : gather_within(route, gather, middle)) calls.push_back(std::move(call));
     return calls;
   }
 
   /// Whether the unit is gathered several times within the step.
   bool again(const Residence& r) const { return residences_[r.unit].size() > 1; }
-  bool keeps_of_node(const Residence& r) const {
-    return in_.sharding.secondary && route_.hops.size() > 1 && again(r);
+  bool keeps_of_node(const Residence& r) {
+    return in_.sharding.secondary && routes_.of(r.unit).hops.size() > 1 && again(r) &&
+           in_.model.units[r.unit].traits.shared_by == MeshGroup::data;
   }
   View keep(BufferId& id, const Residence& r, const char* what, BufferPurpose purpose,
             const Range& bytes) {
@@ -239,7 +255,7 @@ class Gathers {
   Plan& plan_;
   const PlanInputs& in_;
   const Residences& residences_;
-  comm::Route route_;
+  GatherRoutes routes_;
   std::vector<Kept> kept_;  // by unit
   TurnStaging arriving_{"parameters on their way"}, between_{"parameters between nodes"};
 };

@@ -24,6 +24,24 @@ struct Flow {
 /// those that only make gradients of weights.
 enum class Part : std::uint8_t { all, input, weight };
 
+/// What a recorded call is as an op: a kernel, an exchange between the ranks that divide experts,
+/// or a collective of the tensor ranks, which exchange nothing of that kind.
+struct CallRow {
+  OpKind kind;
+  Stream stream;
+  MeshGroup group;
+};
+constexpr CallRow kKernelRow{OpKind::kernel, Stream::compute, MeshGroup::tensor},
+    kExpertsRow{OpKind::experts, Stream::experts, MeshGroup::experts},
+    kTensorRow{OpKind::tensor, Stream::tensor, MeshGroup::tensor};
+const CallRow& row_of(const Call& call) {
+  const auto* collective = std::get_if<comm::CollectiveCall>(&call);
+  if (collective == nullptr) return kKernelRow;
+  const bool exchange = std::holds_alternative<comm::AllToAll>(*collective) ||
+                        std::holds_alternative<comm::ExchangeRows>(*collective);
+  return exchange ? kExpertsRow : kTensorRow;
+}
+
 class Scheduler {
  public:
   Scheduler(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
@@ -200,17 +218,25 @@ class Scheduler {
   /// serve activations.
   View gradient_of(std::size_t unit, bool head_use, Write& write) {
     const bool own = in_.numerics.layout_mode || per_micro_batch(unit);
+    const std::int64_t elements = sources(unit) * states_[unit].layout.padded;
     const auto key = std::tuple{unit, head_use, own ? micro_batch_ : 0};
     auto it = gradients_.find(key);
     write = micro_batch_ == 0 || own ? Write::overwrite : Write::add;
     if (it == gradients_.end()) {
       const BufferId id =
           add_buffer(plan_, in_.model.units[unit].name + " gradient", BufferPurpose::gradients,
-                     states_[unit].layout.padded * size_of(in_.numerics.accumulate));
+                     elements * size_of(in_.numerics.accumulate));
       it = gradients_.emplace(key, id).first;
       out_.gradients.push_back({.buffer = id, .unit = unit, .head_use = head_use});
     }
-    return buffer_view(it->second, in_.numerics.accumulate, states_[unit].layout.padded);
+    return buffer_view(it->second, in_.numerics.accumulate, elements);
+  }
+
+  /// In how many parts a gradient is made, one behind another. In layout mode what is made of the
+  /// tokens of each of the ranks that divide experts is apart, as if these ranks had made it.
+  std::int64_t sources(std::size_t unit) const {
+    const bool apart = in_.numerics.layout_mode && shared_by(unit) == MeshGroup::replicas;
+    return apart ? in_.layout.mesh.experts : 1;
   }
 
   void add_batch(std::int64_t k) {
@@ -247,7 +273,7 @@ class Scheduler {
     bool experts = false;
   };
   struct Writes {
-    Write gradients = Write::overwrite, tokens = Write::overwrite;
+    Write gradients = Write::overwrite, tokens = Write::overwrite, experts = Write::overwrite;
   };
   const Recording& recording_of(LayerKind kind, const std::vector<std::size_t>& units, bool pending,
                                 Writes writes, bool carry_gradient, LayerForm form) {
@@ -256,6 +282,7 @@ class Scheduler {
                   .training = training_,
                   .write = writes.gradients,
                   .token_write = writes.tokens,
+                  .expert_write = writes.experts,
                   .carry_gradient = carry_gradient,
                   .reach = form.reach,
                   .experts = form.experts};
@@ -279,6 +306,7 @@ class Scheduler {
                           .router_terms = in_.router_terms,
                           .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
+                          .experts = expert_region(units),
                           .units = {},
                           .layouts = {}};
       for (std::size_t u : units) {
@@ -310,6 +338,17 @@ class Scheduler {
     return tensor;
   }
 
+  /// The ranks that divide experts, as the layer of these units sees them.
+  model::ExpertRegion expert_region(const std::vector<std::size_t>& units) const {
+    const comm::GroupShape& group = plan_.group(MeshGroup::experts);
+    model::ExpertRegion region{.ranks = group.size,
+                               .rank = plan_.rank_in(MeshGroup::experts),
+                               .remote = group.size - group.local};
+    for (const std::size_t u : units)
+      if (sources(u) > 1) region.gradient_step = states_[u].layout.padded;
+    return region;
+  }
+
   /// The block's number of a layer: blocks come behind the embedding. Nothing elsewhere.
   std::optional<std::int64_t> block_of(std::size_t layer) const {
     if (layers_[layer].kind != LayerKind::block) return {};
@@ -334,15 +373,15 @@ class Scheduler {
     Visit v{.recording = nullptr, .bound = {}};
     for (std::size_t i = 0; i < l.units.size(); ++i) {
       const UnitState& state = states_[l.units[i]];
-      TESSERA_CHECK(shared_by(l.units[i]) == shared_by(l.units[0]),
-                    "units of one layer whose gradients are summed over different groups");
       v.bound[local_weights(i)] =
           out_.windows[l.units[i]] < 0
               ? state.parameters
               : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
       if (training_ && state.trained) {
+        const bool apart = shared_by(l.units[i]) == MeshGroup::replicas;
         v.bound[local_gradients(i)] =
-            gradient_of(l.units[i], separate && is_head && is_tied(l.units[i]), writes.gradients);
+            gradient_of(l.units[i], separate && is_head && is_tied(l.units[i]),
+                        apart ? writes.experts : writes.gradients);
       }
     }
     writes.tokens = writes.gradients;
@@ -454,11 +493,11 @@ class Scheduler {
           args.dropout.site += layer * model::UnitContext::kDropoutSites;
       });
       each_view(call, [&](View& view, kernels::Access) { view = resolve(v, view); });
-      const bool kernel = std::holds_alternative<KernelCall>(call);
+      const CallRow& row = row_of(call);
       const std::size_t unit = units_of.units[0];
-      plan_.ops.push_back({.kind = kernel ? OpKind::kernel : OpKind::tensor,
-                           .stream = kernel ? Stream::compute : Stream::tensor,
-                           .group = MeshGroup::tensor,
+      plan_.ops.push_back({.kind = row.kind,
+                           .stream = row.stream,
+                           .group = row.group,
                            .unit = static_cast<std::int32_t>(unit),
                            .micro_batch = micro_batch_,
                            .visit = visit_,

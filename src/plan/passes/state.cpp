@@ -12,7 +12,7 @@
 namespace tessera::plan {
 
 void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
-  plan.place = place;
+  plan.mesh = in.layout.mesh, plan.place = place;
   if (in.offload.uses(Location::disk)) plan.alignment = kDiskAlignment;
   for (std::size_t g = 0; g < kMeshGroups; ++g)
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));

@@ -68,6 +68,8 @@ struct CostOf {
     }
     const comm::WireBytes bytes = wire_bytes_of(plan, op);
     if (std::holds_alternative<comm::Send>(call)) return transfer(bytes, {.intra = 1, .inter = 1});
+    if (std::holds_alternative<comm::ExchangeRows>(call))
+      return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
     if (const comm::Hop among = among_of(call))
       return transfer(bytes,
                       {.intra = among.ranks.count - 1 - among.remote, .inter = among.remote});
@@ -329,15 +331,18 @@ class Player {
 
   /// Identifies a group: equal for all of its ranks.
   MeshPlace group_of(const Part& part) const {
-    return first_of_group(plans_[part.rank].place, op(part).group);
+    const Plan& plan = plans_[part.rank];
+    return first_of_group(plan.mesh, plan.place, op(part).group);
   }
   /// How many of the simulated ranks take part in an op's message or collective.
   std::size_t members(const Part& part) const {
     const MeshGroup group = op(part).group;
     if (group == MeshGroup::pipeline) return 2;  // who sends and who receives
     const MeshPlace own = group_of(part);
-    const auto count = static_cast<std::size_t>(std::ranges::count_if(
-        plans_, [&](const Plan& other) { return first_of_group(other.place, group) == own; }));
+    const auto count =
+        static_cast<std::size_t>(std::ranges::count_if(plans_, [&](const Plan& other) {
+          return first_of_group(other.mesh, other.place, group) == own;
+        }));
     return group == MeshGroup::ends ? std::min<std::size_t>(count, 2) : count;
   }
 

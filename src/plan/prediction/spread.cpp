@@ -50,13 +50,16 @@ std::vector<Situation> situations(const PlanInputs& in) {
       }
       const MeshPlace place = mesh.place_of(group.rank(i));
       for (const auto route : {sum_route, gradient_route, gather_route}) {
-        for (const comm::Hop& hop : route(in, place).hops) remote.push_back(hop.remote);
+        for (const comm::Hop& hop : route(in, place, MeshGroup::data).hops)
+          remote.push_back(hop.remote);
       }
     }
   }
   count(MeshGroup::data, &Situation::data);
   count(MeshGroup::tensor, &Situation::tensor);
   count(MeshGroup::ends, &Situation::ends);
+  count(MeshGroup::experts, &Situation::experts);
+  count(MeshGroup::replicas, &Situation::replicas);
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     const RankGroup pipeline = mesh.group_of(r, MeshGroup::pipeline);
     const auto on_other_node = [&](std::int64_t stages) {

@@ -29,6 +29,7 @@ Activity activity_of(const Op& op) {
     case OpKind::fetch:
     case OpKind::evict:
     case OpKind::snapshot: return Activity::input_output;
+    case OpKind::experts:
     case OpKind::tensor: return Activity::tensor;
     case OpKind::send:
     case OpKind::receive: return Activity::messages;

@@ -227,8 +227,38 @@ class GradientCheck {
     unsummed_.erase(home_of(v));
   }
 
+  /// A part of a gradient is added to another: of gradients that are made in several, one behind
+  /// another.
+  void fold(const kernels::Convert& add) {
+    const BufferId id = home_of(add.out);
+    const Range from = homes_.home_of(add.x).bytes, to = homes_.home_of(add.out).bytes;
+    std::vector<Range>& folded = folded_[id];
+    const auto gone = [&](const Range& part) {
+      return std::ranges::any_of(folded,
+                                 [&](const Range& r) { return !intersect(r, part).empty(); });
+    };
+    if (!is_made(id) || from.count() != to.count() || !intersect(from, to).empty() || gone(from) ||
+        gone(to))
+      reject(plan_, at_, "adds parts of a gradient twice, or to garbage");
+    folded.push_back(from);
+  }
+  /// What is taken of such a gradient is what all others were added to.
+  void all_folded(const Op& op, const View& v) {
+    const BufferUse home = homes_.home_of(v);
+    const UnitShare& share = at(plan_.shares, op.unit);
+    const std::int64_t whole = share.shard * share.parts * size_of(v.type);
+    std::int64_t left = plan_.buffer(home.buffer).bytes - whole;
+    if (left <= 0) return;
+    const auto folded = folded_.find(home.buffer);
+    if (folded != folded_.end())
+      for (const Range& r : folded->second) left -= r.count();
+    if (left != 0 || home.bytes.end > whole)
+      reject(plan_, at_, "takes a gradient of which parts are not added");
+  }
+
   void collective(const Op& op, const comm::CollectiveCall& call) {
-    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices) return;
+    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices || op.kind == OpKind::experts)
+      return;
     if (op.kind == OpKind::momentum) return momentum_.collective(at_, op, call);
     if (const auto* words = std::get_if<comm::AllReduceWords>(&call)) {
       const bool over_all =
@@ -258,7 +288,10 @@ class GradientCheck {
       use(reduce->full, "sums a gradient that nobody made");
       return made_sum(reduce->shard, reduce->write);
     }
-    if (!blocks_.holds(reduce->full)) use(reduce->full, "sums a gradient that nobody made");
+    if (!blocks_.holds(reduce->full)) {
+      all_folded(op, reduce->full);
+      use(reduce->full, "sums a gradient that nobody made");
+    }
     if (blocks_.reduce(at_, *reduce, size)) made_sum(reduce->shard, reduce->write);
   }
   void made_sum(const View& shard, kernels::Write write) {
@@ -274,6 +307,7 @@ class GradientCheck {
   void leave(const Op& op, const kernels::Quantize& quantize) {
     const BufferId full = home_of(quantize.x);
     if (!is_made(full)) reject(plan_, at_, "sends a gradient that nobody made");
+    all_folded(op, quantize.x);
     momentum_.leaves(at_, op, full, quantize);
     const Range chunk = blocks_.set_out(at_, quantize);
     errors_.rounds(at_, op, quantize, chunk);
@@ -364,6 +398,7 @@ class GradientCheck {
       errors_.keeps(at_, op, std::get<kernels::Convert>(call), verdict_);
     } else if (op.kind == OpKind::sum_gradients) {
       const auto& add = std::get<kernels::Convert>(call);
+      if (home_of(add.x) == home_of(add.out)) return fold(add);
       use(add.x, "adds a gradient that nobody made");
       if (!is_made(home_of(add.out))) reject(plan_, at_, "adds to garbage");
     } else if (op.kind == OpKind::norm) {
@@ -376,6 +411,7 @@ class GradientCheck {
       const auto* sum = std::get_if<kernels::ExactSum>(&call);
       if (sum == nullptr) return;
       if (!is_made(home_of(sum->x))) reject(plan_, at_, "the norm of what nobody made");
+      all_folded(op, sum->x);
       units_[op.unit].normed += sum->x.elements();
     } else if (op.kind == OpKind::update ||
                std::holds_alternative<kernels::OptimizerUpdate>(call)) {
@@ -550,8 +586,9 @@ class GradientCheck {
   ErrorFeedback errors_;
   MomentumCheck momentum_;
   std::size_t at_ = 0;
-  std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
-  std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it
+  std::map<BufferId, std::vector<Range>> folded_;  // parts of gradients that others have
+  std::map<BufferId, std::size_t> unsummed_;       // gradient buffer -> op that made it
+  std::map<BufferId, BufferId> whole_;             // gathered gradient -> this rank's slice of it
   std::map<std::int32_t, Unit> units_;
   TwoPasses two_passes_;
   std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights

@@ -22,7 +22,7 @@ void GatherCheck::run() {
       put(op, own->code,
           {.format = own->format,
            .chunk = momentum ? Range{0, own->x.elements()} : chunk_of_own_shard(op, own->x),
-           .owners = {plan_.place.data}});
+           .owners = {plan_.rank_in(op.group)}});
     } else if (gather != nullptr) {
       follow(op, *gather);
     } else {
@@ -65,7 +65,7 @@ Range GatherCheck::chunk_of_own_shard(const Op& op, const View& v) const {
   const BufferUse home = homes_.home_of(v);
   const Buffer& buffer = plan_.buffer(home.buffer);
   const std::int64_t size = size_of(v.type), n = at(plan_.shares, op.unit).shard,
-                     first = buffer.bytes > n * size ? plan_.place.data * n * size : 0;
+                     first = buffer.bytes > n * size ? plan_.rank_in(op.group) * n * size : 0;
   const Range bytes{home.bytes.begin - first, home.bytes.end - first};
   const BufferPurpose purpose =
       op.kind == OpKind::momentum ? BufferPurpose::optimizer : BufferPurpose::parameters;
@@ -77,7 +77,7 @@ Range GatherCheck::chunk_of_own_shard(const Op& op, const View& v) const {
 
 void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
   const RankGroup ranks = ranks_of(gather.among, plan_.group(op.group));
-  const std::int64_t own = plan_.place.data, place = ranks.index(own);
+  const std::int64_t own = plan_.rank_in(op.group), place = ranks.index(own);
   if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
     reject(plan_, at_, "a gather of others");
   Shards shards{.owners = {own}};
@@ -117,7 +117,7 @@ void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
 void GatherCheck::arrive(const Op& op, const kernels::SumQuantized& all) {
   const Shards* shards = taken(op, all.code);
   if (op.kind == OpKind::momentum && shards != nullptr && shards->format == all.format &&
-      shards->owners == std::vector{plan_.place.data})
+      shards->owners == std::vector{plan_.rank_in(op.group)})
     return;
   if (shards == nullptr || shards->format != all.format || !whole(op, *shards))
     reject(plan_, at_, "takes blocks of parameters that are not there");

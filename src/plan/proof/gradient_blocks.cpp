@@ -18,9 +18,8 @@ Range GradientBlocks::set_out(std::size_t at, const kernels::Quantize& call) {
               .elements = call.x.cols(),
               .chunk = chunk_of(plan_, at, call.x, outer * inner,
                                 tessera::at(plan_.shares, plan_.ops[at].unit).shard),
-              .of = {plan_.place.data}};
-  if (outer * inner != plan_.group(MeshGroup::data).size)
-    reject(plan_, at, "slots that do not divide over the ranks");
+              .of = {own(at)}};
+  if (outer * inner != group(at).size) reject(plan_, at, "slots that do not divide over the ranks");
   const Range chunk = slots.chunk;
   for (std::int64_t b = 0; b < inner; ++b) {
     for (std::int64_t a = 0; a < outer; ++a) slots.owners.push_back(a * inner + b);
@@ -32,7 +31,7 @@ Range GradientBlocks::set_out(std::size_t at, const kernels::Quantize& call) {
 void GradientBlocks::exchange(std::size_t at, const comm::AllToAll& call) {
   Slots slots = take(at, call.send);
   const RankGroup& ranks = call.ranks;
-  const std::int64_t own = plan_.place.data, place = ranks.index(own),
+  const std::int64_t own = this->own(at), place = ranks.index(own),
                      part = std::ssize(slots.owners) / ranks.count;
   if (slots.parts != 1 || part * ranks.count != std::ssize(slots.owners) ||
       call.send.rows() != ranks.count || call.receive.rows() != ranks.count ||
@@ -49,8 +48,8 @@ void GradientBlocks::exchange(std::size_t at, const comm::AllToAll& call) {
 }
 
 bool GradientBlocks::reduce(std::size_t at, const comm::ReduceScatter& call, std::int64_t size) {
-  const RankGroup ranks = ranks_of(call.among, plan_.group(MeshGroup::data));
-  const std::int64_t own = plan_.place.data, place = ranks.index(own);
+  const RankGroup ranks = ranks_of(call.among, group(at));
+  const std::int64_t own = this->own(at), place = ranks.index(own);
   Slots slots{.of = {own}};
   if (held_.contains(buffer_of(call.full))) {
     slots = take(at, call.full);
@@ -92,10 +91,10 @@ void GradientBlocks::add(std::size_t at, const kernels::RequantizeSum& call) {
 
 Range GradientBlocks::arrive(std::size_t at, const kernels::SumQuantized& call) {
   const Slots slots = added(at, call.code, call.format);
-  const std::int64_t size = plan_.group(MeshGroup::data).size;
+  const std::int64_t size = group(at).size;
   if (slots.elements != call.out.elements() || std::ssize(slots.of) != size ||
       *slots.of.begin() != 0 || *slots.of.rbegin() != size - 1 ||
-      slots.owners != std::vector{plan_.place.data}) {
+      slots.owners != std::vector{own(at)}) {
     reject(plan_, at, "not all ranks' contributions to the own slice");
   }
   return slots.chunk;
@@ -111,7 +110,7 @@ std::set<std::int64_t> GradientBlocks::shifted(std::size_t at, const std::set<st
   std::set<std::int64_t> all;
   for (std::int64_t p = 0; p < ranks.count; ++p) {
     for (const std::int64_t r : of) {
-      if (!all.insert(r + ranks.rank(p) - plan_.place.data).second)
+      if (!all.insert(r + ranks.rank(p) - own(at)).second)
         reject(plan_, at, "adds a contribution twice");
     }
   }

@@ -43,6 +43,11 @@ class GradientBlocks {
   };
   std::set<std::int64_t> shifted(std::size_t at, const std::set<std::int64_t>& of,
                                  const RankGroup& ranks) const;
+  /// Of the ranks that share the unit of the op: their group, and this rank's place among them.
+  const comm::GroupShape& group(std::size_t at) const {
+    return plan_.group(tessera::at(plan_.ops, at).group);
+  }
+  std::int64_t own(std::size_t at) const { return plan_.rank_in(tessera::at(plan_.ops, at).group); }
   Slots take(std::size_t at, const View& v);
   void put(std::size_t at, const View& v, Slots slots);
   Slots added(std::size_t at, const View& code, const kernels::BlockFormat& format);

@@ -14,6 +14,7 @@ const View& data_of(const comm::CollectiveCall& call) {
     const View& operator()(const comm::Receive& c) const { return c.data; }
     const View& operator()(const comm::AllToAll& c) const { return c.send; }
     const View& operator()(const comm::AllToAllV& c) const { return c.send; }
+    const View& operator()(const comm::ExchangeRows& c) const { return c.send; }
   };
   return std::visit(Data{}, call);
 }

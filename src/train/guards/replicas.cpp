@@ -30,8 +30,10 @@ struct Copies {
     MeshPlace own = mesh.place_of(rank);
     switch (static_cast<Kind>(key / mesh.size())) {
       case Kind::slice: {
-        own.data = owner.data;
-        if (own == owner) return state.slice_copy(unit, owner.data);
+        const RankGroup sharers = mesh.group_of(rank, inputs.model.units[unit].traits.shared_by);
+        const std::int64_t index = sharers.index(key % mesh.size());
+        if (index >= 0 && index < sharers.count && sharers.rank(index) == key % mesh.size())
+          return state.slice_copy(unit, index);
         break;
       }
       case Kind::whole: {

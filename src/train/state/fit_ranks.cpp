@@ -33,6 +33,7 @@ class Fitter {
       : saved_(saved), own_(own_deck(saved)), sets_(sets.begin(), sets.end()) {
     add("fault.inject", "[]");  // of training, and of ranks that may not be there
     add("parallel.data", "0");
+    add("parallel.experts", "1");  // what is read is the same, and no rank waits for others' tokens
     if (layout_mode()) add("run.threads", std::to_string(saved.threads));
     if (!own_.batch.curriculum.empty()) add("batch.curriculum", "{}");
     if (own_.batch.ramp.empty()) return;

@@ -18,6 +18,7 @@ struct TrafficRow {
 const std::vector<TrafficRow>& traffic_rows() {
   static const std::vector<TrafficRow> rows = {
       {"between tensor ranks", {OpKind::tensor}},
+      {"between expert ranks", {OpKind::experts}},
       {"between stages", {OpKind::send}},
       {"parameters", {OpKind::gather, OpKind::publish}},
       {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients, OpKind::errors}},

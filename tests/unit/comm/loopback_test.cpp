@@ -164,6 +164,53 @@ TEST_P(LoopbackGroups, ExchangeSlotsAmongSome) {
   }
 }
 
+// Of equal slots some rows are used, none of some; what lies behind them stays.
+TEST_P(LoopbackGroups, ExchangeRowsThatAreUsed) {
+  constexpr std::int64_t kSlot = 48, kColumns = 37, kExperts = 2;
+  constexpr float kUntouched = -1;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const auto used = [&](std::int64_t from, std::int64_t to) {
+      return static_cast<std::int32_t>((3 * from + 5 * to + seed) % 4 * 16);
+    };
+    const auto value = [&](std::int64_t from, std::int64_t to, std::int64_t i) {
+      return static_cast<float>(from * 1000003 + to * 7919 + i);
+    };
+    struct Rank {
+      std::vector<float> send, receive, expected;
+      std::vector<std::int32_t> send_begins, receive_begins;
+    };
+    std::vector<Rank> all(ranks_);
+    for (std::int64_t own = 0; own < size_; ++own) {
+      Rank& rank = all[static_cast<std::size_t>(own)];
+      for (std::int64_t other = 0; other < size_; ++other) {
+        for (std::int64_t i = 0; i < kSlot * kColumns; ++i) {
+          rank.send.push_back(value(own, other, i));
+          rank.receive.push_back(kUntouched);
+          rank.expected.push_back(i < used(other, own) * kColumns ? value(other, own, i)
+                                                                  : kUntouched);
+        }
+        rank.send_begins.insert(rank.send_begins.end(), {0, 16, used(own, other)});
+        rank.receive_begins.insert(rank.receive_begins.end(), {0, 0, used(other, own)});
+      }
+    }
+    Ranks(size_, sends_, seed).run([&](std::int64_t r) {
+      Rank& rank = all[static_cast<std::size_t>(r)];
+      const auto begins = [&](std::vector<std::int32_t>& of) {
+        return View(reinterpret_cast<std::byte*>(of.data()), DType::i32, {size_, kExperts + 1});
+      };
+      const auto rows = [&](std::vector<float>& of) {
+        return view(of, 0, std::ssize(of)).reshaped({size_ * kSlot, kColumns});
+      };
+      return ExchangeRows{.send = rows(rank.send),
+                          .receive = rows(rank.receive),
+                          .send_begins = begins(rank.send_begins),
+                          .receive_begins = begins(rank.receive_begins)};
+    });
+    for (std::size_t r = 0; r < ranks_; ++r)
+      EXPECT_TRUE(all[r].receive == all[r].expected) << "rank " << r << ", seed " << seed;
+  }
+}
+
 // Each rank sends each another number of elements, itself too, and some nothing.
 TEST_P(LoopbackGroups, ExchangeRanges) {
   for (unsigned seed = 0; seed < 4; ++seed) {

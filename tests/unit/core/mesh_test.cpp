@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace tessera {
 namespace {
@@ -12,9 +13,19 @@ template <typename F>
 void for_meshes(F&& f) {
   for (std::int64_t t = 1; t <= 64; ++t) {
     for (std::int64_t d = 1; t * d <= 64; ++d) {
-      for (std::int64_t p = 1; t * d * p <= 64; ++p) f(Mesh{.tensor = t, .data = d, .pipeline = p});
+      for (std::int64_t p = 1; t * d * p <= 64; ++p) {
+        for (std::int64_t e = 1; e <= d; ++e)
+          if (d % e == 0) f(Mesh{.tensor = t, .data = d, .pipeline = p, .experts = e});
+      }
     }
   }
+}
+
+/// The rank of the first stage that is in the pipeline of rank r.
+std::int64_t first_stage(const Mesh& mesh, std::int64_t r) {
+  MeshPlace place = mesh.place_of(r);
+  place.pipeline = 0;
+  return mesh.rank_of(place);
 }
 
 // Trap 1: by counting, tensor fastest, then data, then pipeline.
@@ -51,6 +62,9 @@ TEST(Mesh, GroupsPartTheRanks) {
         if (own.empty()) continue;
         ASSERT_EQ(std::count(own.begin(), own.end(), r), 1);
         for (int other : own) ASSERT_EQ(mesh.members(other, static_cast<MeshGroup>(g)), own);
+        ASSERT_EQ(
+            mesh.rank_of(first_of_group(mesh, mesh.place_of(r), static_cast<MeshGroup>(g))),
+            static_cast<MeshGroup>(g) == MeshGroup::ends ? first_stage(mesh, r) : own.front());
         if (own.front() == r) {
           for (int member : own) ++seen[member];
         }
@@ -65,6 +79,31 @@ TEST(Mesh, GroupsPartTheRanks) {
     ASSERT_EQ(size(MeshGroup::tensor), mesh.tensor);
     ASSERT_EQ(size(MeshGroup::pipeline), mesh.pipeline);
     ASSERT_EQ(size(MeshGroup::ends), mesh.pipeline > 1 ? 2 : 1);
+    ASSERT_EQ(size(MeshGroup::experts), mesh.experts);
+    ASSERT_EQ(size(MeshGroup::replicas), mesh.data / mesh.experts);
+  });
+}
+
+// Expert ranks are neighbours among the data ranks; each has others of its replicas' groups, so
+// that both together reach every data rank.
+TEST(Mesh, ExpertRanksAreNeighboursOfTheDataGroup) {
+  for_meshes([](const Mesh& mesh) {
+    if (mesh.size() > 16) return;
+    for (std::int64_t r = 0; r < mesh.size(); ++r) {
+      const MeshPlace own = mesh.place_of(r);
+      std::set<int> reached;
+      for (const int neighbour : mesh.members(r, MeshGroup::experts)) {
+        const MeshPlace place = mesh.place_of(neighbour);
+        ASSERT_EQ(place.data / mesh.experts, own.data / mesh.experts);
+        ASSERT_EQ(std::pair(place.tensor, place.pipeline), std::pair(own.tensor, own.pipeline));
+        for (const int replica : mesh.members(neighbour, MeshGroup::replicas)) {
+          ASSERT_EQ(mesh.place_of(replica).data % mesh.experts, place.data % mesh.experts);
+          ASSERT_TRUE(reached.insert(replica).second);
+        }
+      }
+      const auto data = mesh.members(r, MeshGroup::data);
+      ASSERT_EQ(reached, std::set<int>(data.begin(), data.end()));
+    }
   });
 }
 

@@ -541,6 +541,43 @@ TEST(Dispatch, OrdersCopiesByExpertThenByToken) {
   });
 }
 
+/// Slots are what dispatches to each part's experts alone make, one behind another.
+TEST(Dispatch, PartsHaveSlotsOfTheirOwn) {
+  for_devices([](Device& device) {
+    for (const auto& [parts, first, own, experts] :
+         {std::array<std::int64_t, 4>{2, 0, 8, 8}, {4, 0, 8, 8}, {3, 2, 6, 11}, {5, 1, 5, 7}}) {
+      const Tensor chosen = random_choice(53, 3, experts, 5);
+      for (const std::int64_t capacity : {0, 9}) {
+        SCOPED_TRACE(fmt::format("{} of {} experts in {} parts, {} rows each", own, experts, parts,
+                                 capacity));
+        const std::int64_t each = own / parts, slot = dispatched_rows(53, 3, each, capacity);
+        const Tensor place(DType::i32, {53, 3}), source(DType::i32, {parts * slot}),
+            begins(DType::i32, {parts, each + 1});
+        run(device, Dispatch{.experts = chosen.view(),
+                             .place = place.view(),
+                             .source = source.view(),
+                             .begins = begins.view(),
+                             .first = first,
+                             .all = experts,
+                             .capacity = capacity,
+                             .parts = parts});
+        Numbers places(static_cast<std::size_t>(chosen.size()), -1);
+        for (std::int64_t p = 0; p < parts; ++p) {
+          const Dispatched alone(device, chosen, experts, {first + p * each, each, capacity});
+          for (std::int64_t i = 0; i <= each; ++i)
+            ASSERT_EQ(begins[p * (each + 1) + i], alone.begins[i]);
+          for (std::int64_t i = 0; i < slot; ++i) ASSERT_EQ(source[p * slot + i], alone.source[i]);
+          for (std::int64_t i = 0; i < chosen.size(); ++i) {
+            if (alone.row(i) >= 0)
+              places[static_cast<std::size_t>(i)] = static_cast<double>(p * slot + alone.row(i));
+          }
+        }
+        ASSERT_EQ(place.numbers(), places);
+      }
+    }
+  });
+}
+
 TEST(Dispatch, LeavesWithoutRowsWhatIsCountedAsDropped) {
   for_devices([](Device& device) {
     for (const auto& [tokens, choices, experts] : kShapes) {
