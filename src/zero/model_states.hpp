@@ -24,6 +24,10 @@ struct StateChoice {
 struct StateBytes {
   std::int64_t parameters = 0, gradients = 0, optimizer = 0;
   std::int64_t total() const { return parameters + gradients + optimizer; }
+  StateBytes& operator+=(const StateBytes& other) {
+    parameters += other.parameters, gradients += other.gradients, optimizer += other.optimizer;
+    return *this;
+  }
   /// The bytes that lie in `tier`.
   std::int64_t in(StateTier tier, const StateChoice& choice) const {
     return (choice.parameters == tier ? parameters : 0) +
@@ -31,7 +35,7 @@ struct StateBytes {
   }
 };
 
-/// Elements of a rank's share of the model, before ZeRO divides them.
+/// Elements of a rank's share of the model that equally many ranks share, before ZeRO divides them.
 struct StateElements {
   std::int64_t trained = 0;
   std::map<DType, std::int64_t> frozen;  // by the type that they are kept in
@@ -46,13 +50,17 @@ struct StateTypes {
   DType compute = DType::f32;     // of parameters; master weights are f32, in f32 the same ones
   DType accumulate = DType::f32;  // of gradients
   std::int64_t optimizer = 0;     // bytes that it keeps for each element,
-  std::int64_t whole = 0;         // and those of them that every data rank has for all elements
+  std::int64_t whole = 0;         // and those of them that every such rank has for all elements
 };
 
-/// The states of these elements, divided over `data` ranks as the ZeRO stage says. Shards are
-/// rounded up to whole elements. What is frozen has parameters only.
-StateBytes model_states(const StateElements& elements, std::int64_t data, int stage,
+/// By the number of ranks that share them.
+using SharedElements = std::map<std::int64_t, StateElements>;
+
+/// The states of these elements, divided over the ranks that share them as the ZeRO stage says.
+/// Shards are rounded up to whole elements. What is frozen has parameters only.
+StateBytes model_states(const StateElements& elements, std::int64_t ranks, int stage,
                         const StateTypes& types);
+StateBytes model_states(const SharedElements& elements, int stage, const StateTypes& types);
 
 }  // namespace tessera::zero
 

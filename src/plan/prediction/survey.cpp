@@ -41,7 +41,8 @@ void measure_first(const PlanInputs& in, const Plan& first, RankFigures& figures
   for (std::size_t u = 0; u < first.shares.size(); ++u) {
     const model::UnitDesc& unit = in.model.units[u];
     const UnitShare& share = first.shares[u];
-    figures.elements.add(unit.traits.trained, in.stored(unit), share.shard * share.parts);
+    figures.elements[share.parts].add(unit.traits.trained, in.stored(unit),
+                                      share.shard * share.parts);
   }
 }
 

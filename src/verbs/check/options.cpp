@@ -68,8 +68,7 @@ std::string options_text(const LayoutOptions& layout) {
             "parameters", "device", "host", "disk", "device, all", "host, all", "disk, all",
             "fits");
       }
-      const auto states =
-          zero::model_states(f.elements, in.layout.mesh.data, stage, in.state_types());
+      const auto states = zero::model_states(f.elements, stage, in.state_types());
       const std::int64_t on_device = states.in(StateTier::device, choice), all = f.ledger.device();
       const char* fits = !budget                ? "-"
                          : all <= *budget       ? "yes"

@@ -297,15 +297,18 @@ class Search {
   /// Model states of an even share: known without a plan.
   static std::int64_t states(const Planner& p) {
     const Mesh& mesh = p.inputs.layout.mesh;
-    zero::StateElements share;
-    for (const model::UnitDesc& unit : p.inputs.model.units)
-      share.add(unit.traits.trained, p.inputs.stored(unit),
-                model::parameter_count(std::span(&unit, 1)));
-    const std::int64_t parts = mesh.tensor * mesh.pipeline;
-    share.trained /= parts;
-    for (auto& [type, n] : share.frozen) n /= parts;
-    return zero::model_states(share, mesh.data, p.inputs.sharding.stage, p.inputs.state_types())
-        .total();
+    zero::SharedElements share;
+    for (const model::UnitDesc& unit : p.inputs.model.units) {
+      const std::int64_t ranks = mesh.group_of(0, unit.traits.shared_by).count;
+      share[ranks].add(unit.traits.trained, p.inputs.stored(unit),
+                       model::parameter_count(std::span(&unit, 1)));
+    }
+    for (auto& [ranks, elements] : share) {
+      const std::int64_t parts = mesh.size() / ranks;
+      elements.trained /= parts;
+      for (auto& [type, n] : elements.frozen) n /= parts;
+    }
+    return zero::model_states(share, p.inputs.sharding.stage, p.inputs.state_types()).total();
   }
 
   /// No other schedule of these stages and micro-batches makes a step shorter than that.

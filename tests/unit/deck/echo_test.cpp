@@ -28,7 +28,7 @@ TEST(Echo, ParsesBackToTheSameDeck) {
       {"model.preset=llama_8b", "model.kv_heads=2", "zero.stage=3", "run.epochs=1.5",
        "run.tokens=9007199254740993"},
       {"model.bias=false", "moe.experts=6", "moe.top_k=1", "moe.scores=sigmoid", "moe.groups=3",
-       "moe.group_top=2", "moe.scale=2.5"},
+       "moe.group_top=2", "moe.scale=2.5", "parallel.experts=3"},
       {"run.resume='a \"path\"\\with\u00e9'", "run.time_limit='1-02:03:04'", "run.seed=0"},
       {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "batch.lr_scaling=sqrt",
        "schedule.warmup_epochs=0.1", "schedule.kind=inverse_sqrt", "schedule.step_epochs=0.3"},

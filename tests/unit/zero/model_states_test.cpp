@@ -63,6 +63,14 @@ TEST(ModelStates, OfFrozenElementsAreParametersInTheirOwnType) {
   EXPECT_EQ(model_states(elements, 4, 2, types).parameters, 2 * 7000 + 4 * 200);
 }
 
+TEST(ModelStates, AreDividedOverTheRanksThatShareThem) {
+  const SharedElements shared{{4, {.trained = 1000}}, {2, {.trained = 600}}, {1, {.trained = 7}}};
+  const StateBytes s = model_states(shared, 3, {.compute = DType::bf16, .optimizer = 8});
+  EXPECT_EQ(s.parameters, 2 * (250 + 300 + 7));
+  EXPECT_EQ(s.gradients, 4 * (250 + 300 + 7));
+  EXPECT_EQ(s.optimizer, 12 * (250 + 300 + 7));
+}
+
 TEST(ModelStates, LieWhereTheyArePut) {
   const StateBytes s = mixed(1000, 4, 2);
   const StateChoice choice{
