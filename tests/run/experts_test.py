@@ -155,6 +155,22 @@ class Shown(ExpertsTest):
                 self.assertEqual(sum(of["choices"]), 2 * tokens)
         self.assertIsNone(self.dense()["experts"])
 
+    def test_traffic_of_divided_experts(self):
+        """Half of a token's copies go to the other rank and come back, forward and backward; of what is
+        not experts the gradient is summed, of experts that one rank has there is nothing to sum."""
+        self.train(2, self.deck_of("divided", "mixtral", parallel__experts=2, run__steps=2,
+                                   model__vocab=128))
+        events = metrics.read_events(self.dir / "divided")
+        wire = metrics.last_steps(events)[2]["wire_bytes"]
+        model, moe = models.MODELS["mixtral"]
+        layers, width, micro_batches = model["layers"], model["hidden"], models.BATCH // 2 // models.MICRO
+        rows = models.MICRO * models.LENGTH * moe["top_k"] / 2
+        exchanges = layers * micro_batches * (4 * rows * width * 4 + (moe["experts"] / 2 + 1) * 4)
+        experts = layers * moe["experts"] * 3 * width * model["ffn_hidden"]
+        others = next(e["parameters"] for e in events if e["event"] == "start") - experts
+        self.assertGreaterEqual(wire["intra"], exchanges + 4 * others)
+        self.assertLessEqual(wire["intra"], exchanges + 4 * others * 1.03)  # and padding
+
     def test_evaluation_drops_nothing(self):
         """A run that drops evaluates as one with the same weights that does not."""
         deck = self.deck_of("dropping", "dropping", moe__capacity=1.0)

@@ -14,9 +14,9 @@ struct GroupKind {
   const char* name;
   MeshGroup group;
 };
-constexpr std::array kKinds = {GroupKind{"tensor groups", MeshGroup::tensor},
-                               GroupKind{"data groups", MeshGroup::data},
-                               GroupKind{"pipelines", MeshGroup::pipeline}};
+constexpr std::array kKinds = {
+    GroupKind{"tensor groups", MeshGroup::tensor}, GroupKind{"data groups", MeshGroup::data},
+    GroupKind{"expert groups", MeshGroup::experts}, GroupKind{"pipelines", MeshGroup::pipeline}};
 
 /// "0-7" of neighbours, "0, 8, .. 56" of many others.
 std::string ranks_text(const RankGroup& g) {
