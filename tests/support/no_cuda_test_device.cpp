@@ -1,5 +1,5 @@
 // For programs without a GPU.
-#include "core/errors.hpp"
+#include "core/error.hpp"
 #include "support/cuda_test_device.hpp"
 
 namespace tessera::test {
