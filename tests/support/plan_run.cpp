@@ -157,7 +157,9 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
     std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
     std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
     std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
-    std::copy(b.documents.begin(), b.documents.end(), views.documents.as<std::int32_t>());
+    if (views.documents) {
+      std::copy(b.documents.begin(), b.documents.end(), views.documents.as<std::int32_t>());
+    }
   };
   const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
   left_ = flush_.has_value();
