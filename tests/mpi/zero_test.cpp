@@ -458,16 +458,18 @@ TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
   for (const auto& [blocks, feedback] : {std::pair{Blocks{}, false}, {int4, false}, {int4, true}}) {
     for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
       for (int stage = 0; stage <= 3; ++stage) {
+        const Case c{.config = llama_like(),
+                     .compute = compute,
+                     .stage = stage,
+                     .gradient_blocks = blocks,
+                     .per_node = blocks ? 2 : 8,
+                     .error_feedback = feedback,
+                     .stochastic = feedback};
+        const auto spared = make(c);
+        EXPECT_TRUE(spared->step(200, {}).applied);
         for (float bad :
              {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-          const Case c{.config = llama_like(),
-                       .compute = compute,
-                       .stage = stage,
-                       .gradient_blocks = blocks,
-                       .per_node = blocks ? 2 : 8,
-                       .error_feedback = feedback,
-                       .stochastic = feedback};
-          const auto hit = make(c), spared = make(c);
+          const auto hit = make(c);
           const auto before = slice_of_state(*hit);
           if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
           const StepShown step = hit->step(100, {});
@@ -475,7 +477,6 @@ TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
           EXPECT_FALSE(std::isfinite(step.norm));
           EXPECT_TRUE(same_bits(slice_of_state(*hit), before)) << "stage " << stage;
           EXPECT_TRUE(hit->step(200, {}).applied);
-          EXPECT_TRUE(spared->step(200, {}).applied);
           EXPECT_TRUE(same_bits(slice_of_state(*hit), slice_of_state(*spared)))
               << "stage " << stage;
         }
