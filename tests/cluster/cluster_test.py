@@ -1,7 +1,8 @@
 """Jobs on a real Slurm: the shipped batch scripts, runs over several nodes, and everything that
 ends a job early. Whatever ended it, it goes on with the very numbers of a run that nothing ended.
 
-Each test starts a Slurm of its own; see slurm.py."""
+Each test starts a Slurm of its own; see slurm.py. Several tests that are named to this program run
+beside each other, for they wait for Slurm most of their time."""
 
 import os
 import re
@@ -445,6 +446,22 @@ class Cluster(RunTest):
                                      * (1 + FRAME_HEADERS))
 
 
+def beside_each_other(tests):
+    """Each test in a process and in namespaces of its own, which end with this process. Prints what
+    they said, one after another; returns the exit code for all."""
+    mine = ["setpriv", "--pdeathsig", "KILL", sys.executable, __file__]
+    processes = [subprocess.Popen([*mine, test], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  text=True, errors="replace") for test in tests]
+    for process in processes:
+        print(process.communicate()[0], flush=True)
+    codes = {process.returncode for process in processes}
+    if codes - {0, slurm.SKIPPED}:
+        return 1
+    return slurm.SKIPPED if slurm.SKIPPED in codes else 0
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        sys.exit(beside_each_other(sys.argv[1:]))
     slurm.enter()
     unittest.main(verbosity=2)
