@@ -47,6 +47,33 @@ inline Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches,
   return c;
 }
 
+/// Lets data ranks divide experts among them, in one of the ways that there are, if any.
+inline void divide_experts(Case& c, std::mt19937 random) {
+  PlanInputs& in = c.inputs;
+  const model::ExpertsConfig& experts = in.model.config.experts;
+  const std::int64_t chunks = in.layout.tensor_chunks;
+  const bool tiles = !in.numerics.layout_mode && chunks > in.layout.mesh.tensor;
+  if (experts.count == 0 || tiles || in.optimizer.matrices || in.optimizer.momentum) return;
+  const bool whole = std::ranges::any_of(in.model.units, [](const model::UnitDesc& unit) {
+    return std::ranges::any_of(unit.params, &model::ParamDesc::undivided);
+  });
+  std::vector<std::int64_t> ways;
+  for (std::int64_t n = 2; n <= in.layout.mesh.data; ++n) {
+    const bool power = (n & (n - 1)) == 0;
+    if (in.layout.mesh.data % n == 0 && experts.count % (n * (whole ? chunks : 1)) == 0 &&
+        (power || !in.numerics.layout_mode))
+      ways.push_back(n);
+  }
+  if (ways.empty()) return;
+  in.layout.mesh.experts = at(ways, random() % ways.size());
+  const auto& blocks =
+      in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;
+  in.model.units = model::model_units(in.model.config, chunks,
+                                      {.block = blocks ? blocks->block : 0,
+                                       .experts = whole ? ExpertSplit::experts : ExpertSplit::width,
+                                       .expert_ranks = true});
+}
+
 inline Case random_case(std::mt19937& random) {
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   Case c = make_case(pick(4), 1 + pick(5), 1 + pick(4),

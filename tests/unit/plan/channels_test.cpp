@@ -10,11 +10,23 @@
 namespace tessera::plan {
 namespace {
 
+/// Of two nodes, each with two of the ranks that have the same experts.
+Case experts_on_nodes() {
+  Case c = make_case(3, 8, 1, ReduceWhen::step);
+  PlanInputs& in = c.inputs;
+  in.model.config.bias = false;
+  in.model.config.experts = {.count = 4, .hidden = 8, .routing = {.choices = 2}};
+  in.layout.mesh.experts = 2;
+  in.layout.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+  return c;
+}
+
 TEST(Channels, EachCollectiveHasOne) {
   std::mt19937 random{6};
   std::array<int, kChannels> seen{};
-  for (int i = 0; i < 60; ++i) {
-    const Case c = random_case(random);
+  for (int i = 0; i < 61; ++i) {
+    const Case c = i < 60 ? random_case(random) : experts_on_nodes();
     for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
       const Plan plan = unordered_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
       for (const Op& op : plan.ops) {

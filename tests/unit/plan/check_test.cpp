@@ -105,7 +105,8 @@ TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
   std::mt19937 random(2);
   int removed = 0;
   for (int i = 0; i < 12; ++i) {
-    const Case c = random_case(random);
+    Case c = random_case(random);
+    divide_experts(c, random);
     const Plan plan = make_plan(c.inputs, c.shape, {});
     for (std::size_t o = 0; o < plan.ops.size(); ++o) {
       for (std::size_t w = 0; w < plan.ops[o].waits.size(); ++w) {

@@ -181,8 +181,11 @@ TEST(MakePlan, RefusesStepsThatAreTooLong) {
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   int left = 0;  // for a plan that completes what the last step has left
+  int divided = 0;
   for (int i = 0; i < 300; ++i) {
     Case c = random_case(random);
+    divide_experts(c, random);
+    divided += c.inputs.layout.mesh.experts > 1 ? 1 : 0;
     expect_proved(c);
     if (!leaves_work(c.inputs) || c.inputs.state_for < PlanPurpose::flush) continue;
     c.shape = flush_after(c.shape.compression);
@@ -190,6 +193,7 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
     ++left;
   }
   EXPECT_GT(left, 20);
+  EXPECT_GT(divided, 5);
 }
 
 TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
@@ -258,6 +262,7 @@ TEST(MakePlan, CountsEveryElementOnce) {
   std::mt19937 random(5);
   for (int i = 0; i < 60; ++i) {
     Case c = random_case(random);
+    divide_experts(c, random);
     c.shape.purpose = c.inputs.state_for = PlanPurpose::train;
     std::int64_t counted = 0, padding = 0;
     for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
@@ -265,8 +270,7 @@ TEST(MakePlan, CountsEveryElementOnce) {
       const Plan plan = make_plan(c.inputs, c.shape, place);
       for (std::size_t u = 0; u < plan.shares.size(); ++u) {
         if (plan.shares[u].shard == 0) continue;
-        const auto layout = zero::unit_layout(c.inputs.model.units[u], c.inputs.layout.mesh.data,
-                                              tensor_cut(c.inputs, place));
+        const auto layout = unit_layout(c.inputs, c.inputs.model.units[u], place);
         for (const Range& part : counted_ranges(c.inputs, plan, u, layout)) {
           counted += part.count();
           std::int64_t named = 0;

@@ -61,6 +61,7 @@ TEST(Survey, FindsWhatAnyRankNeedsMostOfOnRandomLayouts) {
   for (int i = 0; i < 60; ++i) {
     SCOPED_TRACE(i);
     Case c = random_case(random);
+    divide_experts(c, random);
     c.inputs.layout.nccl = random() % 3 == 0;
     if (random() % 2 == 0) {  // ranks on nodes in no order
       for (int& node : c.inputs.layout.node_of) node = static_cast<int>(random() % 3);
