@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "io/hugging_face.hpp"
+#include "io/partial_directory.hpp"
 #include "io/tokenizer_json.hpp"
 #include "io/utf8.hpp"
 
@@ -113,36 +114,6 @@ void write_shard(const fs::path& path, DType type, std::span<const Stored> shard
   file.publish();
 }
 
-/// A directory that gets its final name when it is complete, and is removed otherwise.
-class PartialDirectory {
- public:
-  explicit PartialDirectory(fs::path path) : path_(std::move(path)) {
-    if (fs::exists(path_)) {
-      throw DataError(fmt::format(
-          "{}: left over from an export that was interrupted: remove it first", path_.string()));
-    }
-    io::create_directories(path_);
-  }
-  PartialDirectory(const PartialDirectory&) = delete;
-  PartialDirectory& operator=(const PartialDirectory&) = delete;
-  ~PartialDirectory() {
-    try {
-      remove_tree(path_);
-    } catch (const Error&) {  // of a disk that fails; what is left over is said by the next export
-    }
-  }
-
-  fs::path operator/(std::string_view name) const { return path_ / name; }
-
-  void publish(const fs::path& final_path) {
-    rename_path(path_, final_path);  // replaces an empty directory, never a full one
-    sync_directory(final_path.has_parent_path() ? final_path.parent_path() : fs::path("."));
-  }
-
- private:
-  fs::path path_;
-};
-
 /// A text begins with the token that the post-processor puts before it, or else, as documents
 /// follow one another, with the one that ends the document before.
 TextEnds ends_of(const Tokenizer& tokenizer) {
@@ -173,14 +144,7 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
 }  // namespace
 
 void export_hugging_face(const HfExport& options, const ParameterSource& source) {
-  fs::path directory = options.directory;
-  if (!directory.has_filename()) directory = directory.parent_path();  // "model/"
-  if (fs::exists(directory) && !(fs::is_directory(directory) && fs::is_empty(directory))) {
-    throw DataError(
-        fmt::format("{}: is there already, and an export overwrites nothing: name "
-                    "another directory",
-                    directory.string()));
-  }
+  const fs::path directory = empty_directory(options.directory);
   const std::string config = write_hf_config(
       options.architecture, options.type,
       options.tokenizer == nullptr ? TextEnds{} : ends_of(*options.tokenizer), options.classes);

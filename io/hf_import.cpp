@@ -58,7 +58,20 @@ std::string misfit(const SafetensorsEntry& entry, const HfTensor& wanted) {
 
 }  // namespace
 
+bool is_model_directory(const fs::path& directory) {
+  return fs::exists(directory / "config.json") || fs::exists(directory / kPeftConfigFile);
+}
+
+fs::path base_directory(const fs::path& directory) {
+  return fs::exists(directory / kPeftConfigFile) ? read_peft_config(directory).base : directory;
+}
+
 HfModel HfModel::open(const fs::path& directory, const std::optional<HfFreshHead>& fresh) {
+  if (fs::exists(directory / kPeftConfigFile)) {
+    HfModel beside = open(read_peft_config(directory).base, fresh);
+    beside.adapters_ = std::make_shared<const PeftAdapters>(directory, beside.architecture());
+    return beside;
+  }
   HfModel model;
   std::optional<HfWantedHead> wanted;
   if (fresh) wanted = {.task = fresh->task, .head = HeadWeights::fresh};
@@ -273,6 +286,7 @@ std::string HfModel::place(const Source& source, std::int64_t element) const {
 }
 
 std::string HfModel::place(std::string_view parameter, std::int64_t element) const {
+  if (of_adapters(parameter)) return adapters_->place(parameter, element);
   return place(source_of(parameter), element);
 }
 
@@ -302,6 +316,7 @@ void HfModel::check_copy(const Source& copy, std::int64_t begin,
 }
 
 void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<float> out) const {
+  if (of_adapters(parameter)) return adapters_->read(parameter, begin, out);
   const Source& source = source_of(parameter);
   const HfTensor& tensor = source.tensor;
   const std::int64_t end = begin + std::ssize(out);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 #include "core/dtype.hpp"
 #include "io/hf_config.hpp"
 #include "io/hf_tensors.hpp"
+#include "io/peft.hpp"
 #include "io/safetensors.hpp"
 #include "io/tokenizer.hpp"
 
@@ -30,8 +32,9 @@ struct HfFreshHead {
 class HfModel {
  public:
   /// DataError for a directory that cannot be used; missing, unknown and mis-shaped tensors are
-  /// listed all at once. Beside a fresh head parameters are those before the head; and its dense
-  /// layer, where that is as wide as the directory's pooler (BERT), which becomes it.
+  /// listed all at once. A directory of adapters (PEFT) is its base's with them. Beside a fresh
+  /// head parameters are those before the head; and its dense layer, where that is as wide as the
+  /// directory's pooler (BERT), which becomes it.
   static HfModel open(const std::filesystem::path& directory,
                       const std::optional<HfFreshHead>& fresh = std::nullopt);
 
@@ -42,7 +45,9 @@ class HfModel {
   std::span<const std::string> classes() const { return config_.classes; }
   /// Every parameter with its shape, in the order of the model.
   std::span<const HfTensor> parameters() const { return parameters_; }
-  bool has(std::string_view parameter) const { return sources_.contains(parameter); }
+  bool has(std::string_view parameter) const {
+    return sources_.contains(parameter) || (adapters_ && adapters_->has(parameter));
+  }
   /// The names of tensors that are of other heads than the model's, and are not read.
   std::span<const std::string> other_heads() const { return other_heads_; }
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
@@ -69,6 +74,9 @@ class HfModel {
     const SafetensorsEntry* added_entry = nullptr;
   };
   class Matching;
+  bool of_adapters(std::string_view parameter) const {
+    return adapters_ && adapters_->has(parameter);
+  }
 
   HfModel() = default;
   void match(const std::filesystem::path& directory, const std::optional<HfFreshHead>& fresh);
@@ -85,7 +93,13 @@ class HfModel {
   std::map<std::string, Source, std::less<>> sources_;  // by parameter
   std::map<std::string, Source, std::less<>> copies_;   // likewise: stored a second time
   std::vector<std::string> other_heads_;
+  std::shared_ptr<const PeftAdapters> adapters_;  // absent where there are none
 };
+
+/// Whether there is a model's directory, or one of adapters (PEFT).
+bool is_model_directory(const std::filesystem::path& directory);
+/// The model's directory: of adapters their base's.
+std::filesystem::path base_directory(const std::filesystem::path& directory);
 
 /// Gives elements [begin, begin + out.size()) of a parameter.
 using ParameterSource =

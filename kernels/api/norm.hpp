@@ -138,6 +138,8 @@ struct ApplyDropout {
   View x;    // (B, T, C)
   View out;  // (B, T, C)
   Dropout dropout;
+  /// Of a whole row, of which x has C: elements of the mask from one row to the next. 0: C.
+  std::int64_t columns = 0;
   View scratch;
 
   template <typename Self, typename F>
@@ -153,6 +155,8 @@ inline void check(const ApplyDropout& a) {
   check_same_matrix({a.x, a.out});
   check_dropout(a.dropout, a.x.extent(0));
   check_flat({a.dropout.samples}, DType::i64, a.x.extent(0));
+  TESSERA_CHECK(a.columns == 0 || a.columns >= a.x.cols(), "rows of {} columns, of which {}",
+                a.columns, a.x.cols());
 }
 
 }  // namespace tessera::kernels

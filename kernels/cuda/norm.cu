@@ -132,7 +132,8 @@ void run(const ApplyDropout& a, const Context& context) {
   with_type(a.x.type, [&]<typename T>() {
     using Run = ApplyDropoutRun<T>;
     const Run body{rows_of<T>(a.x), rows_of<T>(a.out),
-                   dropout_mask(a.dropout, a.x.extent(1), a.x.cols()), wide<Run::V>({a.x, a.out})};
+                   dropout_mask(a.dropout, a.x.extent(1), a.columns > 0 ? a.columns : a.x.cols()),
+                   wide<Run::V>({a.x, a.out})};
     map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
   });
 }

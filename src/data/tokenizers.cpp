@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
+#include "io/hugging_face.hpp"
 #include "io/json.hpp"
 #include "io/tokenizer_files.hpp"
 
@@ -62,7 +63,9 @@ std::vector<KnownTokenizer> tokenizers_of_data(std::string_view key,
 
 std::optional<fs::path> tokenizer_of_directory(const fs::path& directory) {
   const fs::path path = directory / "tokenizer.json";
-  return io::path_exists(path) ? std::optional(path) : std::nullopt;
+  if (io::path_exists(path)) return path;
+  if (!io::path_exists(directory / io::kPeftConfigFile)) return std::nullopt;
+  return tokenizer_of_directory(io::base_directory(directory));
 }
 
 std::optional<fs::path> tokenizer_of_checkpoint(const fs::path& checkpoint) {

@@ -481,6 +481,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.log();
   checker.availability();
   check_experts(loaded, problems);
+  check_adapter(loaded, problems);
 }
 
 }  // namespace tessera::deck

@@ -98,6 +98,16 @@ struct MoeSection {
   bool operator==(const MoeSection&) const = default;
 };
 
+/// [adapter]: matrices of low rank, which alone are trained.
+struct AdapterSection {
+  AdapterKind kind = AdapterKind::none;
+  std::int64_t rank = 8;
+  double alpha = 16;
+  double dropout = 0;
+  std::vector<std::string> targets = {"*.attention.q.weight", "*.attention.v.weight"};
+  bool operator==(const AdapterSection&) const = default;
+};
+
 /// Loading replaces defaults that depend on other keys (family, preset, init_from, hidden) by
 /// definite values: every number here is final, kv_heads, head_dim and ffn_hidden included.
 struct ModelSection {
@@ -145,6 +155,7 @@ struct ModelSection {
   double logit_soft_cap = 0;
   bool tied_embeddings = true;
   MoeSection moe;
+  AdapterSection adapter;
   double dropout = 0;
   double dropout_embedding = 0;
   double dropout_attention = 0;

@@ -69,5 +69,7 @@ class DeckChecker {
 void check_data(const LoadedDeck& loaded, Problems& problems);
 /// Those over [moe].
 void check_experts(const LoadedDeck& loaded, Problems& problems);
+/// Those over [adapter].
+void check_adapter(const LoadedDeck& loaded, Problems& problems);
 
 }  // namespace tessera::deck

@@ -41,7 +41,7 @@ struct LoadedDeck {
 /// A key, like "model.layers", as a model directory states it.
 struct ArchitectureKey {
   std::string key;
-  std::variant<std::int64_t, double, bool, std::string> value;
+  std::variant<std::int64_t, double, bool, std::string, std::vector<std::string>> value;
   std::string place;  // for messages, like "dir/config.json"
   bool fixed = true;  // false: the user may say otherwise
 };

@@ -66,6 +66,9 @@ constexpr SchemaSection kSections[] = {
     {"run", "What runs, for how long, and where its files go"},
     {"model", "The architecture: a family's defaults < preset < explicit keys"},
     {"moe", "Feed-forward layers of experts, of which a router chooses some for each token"},
+    {"adapter",
+     "Matrices of low rank beside those of a frozen model (Hu et al. 2021, LoRA), which alone are "
+     "trained: y = x W^T + s (drop(x) A^T) B^T"},
     {"data",
      "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)",
      &token_files_markdown},
@@ -412,6 +415,26 @@ constexpr SchemaRow kRows[] = {
         "z in z log(Z)^2, Z the sum of the exponentials of a token's router logits, which is added "
         "likewise: 1e-3 is common (Zoph et al. 2022, ST-MoE)",
         {.limits = as_f32(at_least(0)), .on_resume = event}),
+    row<&Deck::model, &ModelSection::adapter, &AdapterSection::kind>(
+        "adapter.kind",
+        "what the sum is multiplied with: lora, alpha / rank; rslora, alpha / sqrt(rank); none: "
+        "there are no adapters, and all of the model is trained",
+        {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::adapter, &AdapterSection::rank>(
+        "adapter.rank", "rows of A (drawn from run.seed), columns of B (0 at the start)",
+        {.limits = between(1, 1 << 12), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::adapter, &AdapterSection::alpha>(
+        "adapter.alpha", "of what the sum is multiplied with",
+        {.limits = as_f32(above(0)), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::adapter, &AdapterSection::dropout>(
+        "adapter.dropout", "of what A reads, in training",
+        {.limits = as_f32(fraction()), .on_resume = event}),
+    row<&Deck::model, &ModelSection::adapter, &AdapterSection::targets>(
+        "adapter.targets",
+        "the matrices that have adapters: patterns of their names, in which * stands for any "
+        "number of characters and ? for one. They are block.N.attention.q.weight, .k, .v and .out, "
+        "block.N.mlp.gate.weight, .up and .down, and those of mlp.shared",
+        {.on_resume = architecture}),
     row<&Deck::data, &DataSection::train>("data.train",
                                           "training token files: one corpus, or, with a weight or "
                                           "epochs for each, a mixture of several, as below",

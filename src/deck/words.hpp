@@ -39,6 +39,9 @@ enum class Preset {
 };
 enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam, onebit_lamb };
 enum class WholeAttention { projections, heads };
+/// Matrices of low rank beside frozen ones, whose sum is multiplied with alpha / rank (Hu et al.
+/// 2021, LoRA) or with alpha / sqrt(rank) (Kalajdzievski 2023, rsLoRA).
+enum class AdapterKind { none, lora, rslora };
 enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
@@ -169,6 +172,12 @@ struct EnumWords<deck::Positions> {
   using enum deck::Positions;
   static constexpr std::array table = {std::pair{sequence, "sequence"},
                                        std::pair{document, "document"}};
+};
+template <>
+struct EnumWords<deck::AdapterKind> {
+  using enum deck::AdapterKind;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{lora, "lora"},
+                                       std::pair{rslora, "rslora"}};
 };
 template <>
 struct EnumWords<deck::LrScaling> {

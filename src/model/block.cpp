@@ -549,6 +549,7 @@ View BlockBackward::attention(const View& d, const View& beside) {
     project_back(u, part, w, w.chunks[i], d_qkv.back(), d_h1.part(i));
   }
   d_h1.start();
+  u.adapter_gradients(write);
   const WholeKvGradients kv(u, partial, g);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     u.multiply(LinearBackwardWeight{.d_y = d_out,
@@ -633,6 +634,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   const View d_sum1 =
       c.block == BlockForm::sequential ? back.attention(d_sum2) : back.attention(d, d_sum2);
   back.partial.finish();
+  u.finish_adapters();
   return d_sum1;
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "core/math.hpp"
 #include "kernels/api/activation.hpp"
@@ -50,6 +52,15 @@ struct DropoutRates {
 };
 constexpr DropoutRates same_dropout(float p) { return {p, p, p}; }
 
+/// Matrices of low rank beside those that `targets` name, which are all that is trained (Hu et al.
+/// 2021, LoRA).
+struct AdapterConfig {
+  std::int64_t rank = 0;             // 0: there are none
+  float scale = 1;                   // of what they add
+  float dropout = 0;                 // of what they read
+  std::vector<std::string> targets;  // patterns of names of parameters
+};
+
 struct ModelConfig {
   std::int64_t layers = 0;      // L
   std::int64_t heads = 0;       // H
@@ -87,6 +98,7 @@ struct ModelConfig {
   DropoutRates dropout;
   float init_std = 0.02F;
   HeadConfig head;
+  AdapterConfig adapter;
   InitScale init = InitScale::scaled;
 
   /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout, so that

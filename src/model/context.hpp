@@ -86,6 +86,8 @@ inline constexpr std::array<DropoutSiteRow, 5> kDropoutRows = {{{&DropoutRates::
                                                                 {&DropoutRates::residual, 2},
                                                                 {&DropoutRates::residual, 0}}};
 
+class Adapters;  // model/adapters.hpp
+
 class UnitContext {
  public:
   UnitContext(kernels::Device& device, Allocate allocate, DType compute, MicroBatch micro_batch,
@@ -129,13 +131,15 @@ class UnitContext {
     device_.run(call);
   }
 
-  /// Runs one of a block's matrix products (Linear or a backward of it) with the blocks' operand
-  /// format.
-  template <typename Product>
-  void multiply(Product product) {
-    product.operands = operands;
-    run(product);
-  }
+  /// Runs one of a block's matrix products with the blocks' operand format, and with what adapters
+  /// add to it.
+  void multiply(kernels::Linear product);
+  void multiply(kernels::LinearBackwardInput product);
+  void multiply(kernels::LinearBackwardWeight product);
+  /// Gradients of adapters beside the products that have come back since.
+  void adapter_gradients(kernels::Write write);
+  /// Sums of those over chunks.
+  void finish_adapters();
 
   /// Memory that no later function needs, of the compute type.
   View temporary(std::initializer_list<std::int64_t> extents) {
@@ -165,6 +169,7 @@ class UnitContext {
   Reach reach = Reach::global;  // of the layer
   Activations activations = Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  Adapters* adapters = nullptr;                            // of the block, if it has some
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <functional>
 
+#include "core/pattern.hpp"
+
 namespace tessera::model {
 namespace {
 
@@ -239,7 +241,53 @@ void add_block(std::vector<UnitDesc>& units, UnitDesc block, std::int64_t chunks
   for (const char* sub : {"attention", "mlp"}) add(sub, fmt::format("{}.{}.", block.name, sub));
 }
 
+/// The adapters of a block, in a unit of its own: it is trained, and travels as it is.
+void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
+                  const UnitDesc& block) {
+  UnitDesc unit{.name = block.name + ".adapter",
+                .kind = UnitKind::block_part,
+                .params = {},
+                .traits = {},
+                .layer = block.name,
+                .tile = {}};
+  for (const ParamDesc& p : block.params) {
+    const bool wanted = std::ranges::any_of(adapter.targets, [&](const std::string& pattern) {
+      return matches_pattern(pattern, p.name);
+    });
+    if (!wanted || !adapter_target(block.name, p.name)) continue;
+    const std::string stem = p.name.substr(0, p.name.rfind('.'));
+    const std::int64_t out = p.shape[0], in = p.shape[1];
+    // The variance of PEFT's A, which is uniform within 1 / sqrt(in).
+    const double std = 1 / std::sqrt(3.0 * static_cast<double>(in));
+    ParamDesc a = matrix(stem + std::string(kAdapterA), adapter.rank, in, std);
+    ParamDesc b = matrix(stem + std::string(kAdapterB), out, adapter.rank, 0);
+    b.init = Init::zeros;
+    if (p.tensor_axis == 0) b = cut(std::move(b), 0, p.granule);
+    if (p.tensor_axis == 1) a = cut(std::move(a), 1, p.granule);
+    unit.params.push_back(std::move(a));
+    unit.params.push_back(std::move(b));
+  }
+  if (!unit.params.empty()) units.push_back(std::move(unit));
+}
+
+/// Freezes all units but those of adapters.
+void freeze_base(std::vector<UnitDesc>& units) {
+  for (UnitDesc& unit : units) unit.traits.trained = unit.has_adapters();
+}
+
 }  // namespace
+
+std::optional<std::size_t> adapter_target(std::string_view layer, std::string_view parameter) {
+  for (std::size_t i = 0; i < kAdapterTargets.size(); ++i) {
+    if (parameter == fmt::format("{}.{}.weight", layer, kAdapterTargets[i])) return i;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> adapted_by(std::string_view parameter) {
+  if (!parameter.ends_with(kAdapterA)) return std::nullopt;
+  return std::string(parameter.substr(0, parameter.size() - kAdapterA.size()));
+}
 
 std::int64_t ParamDesc::elements() const {
   std::int64_t n = 1;
@@ -274,6 +322,8 @@ bool UnitDesc::has(std::string_view local) const {
   return std::ranges::any_of(params, [&](const ParamDesc& p) { return is(p, local); });
 }
 
+bool UnitDesc::has_adapters() const { return !params.empty() && adapted_by(params[0].name); }
+
 std::size_t UnitDesc::index_of(std::string_view local) const {
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (is(params[i], local)) return i;
@@ -291,8 +341,11 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
   add_tiles(units, vocabulary(c), division.tiles);
   if (c.position_table()) units.push_back(positions(c));
   if (c.embedding_norm) add_norm_unit("embedding_norm", UnitKind::embedding_norm);
-  for (std::int64_t i = 0; i < c.layers; ++i)
-    add_block(units, block(c, i, chunks, division.experts), chunks, division);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const UnitDesc whole = block(c, i, chunks, division.experts);
+    add_block(units, whole, chunks, division);
+    if (c.adapter.rank > 0) add_adapters(units, c.adapter, whole);
+  }
   if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);
   if (c.head.hidden > 0) units.push_back(head_dense(c));
   if (!c.tied_embeddings) {
@@ -311,8 +364,10 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
   }
   for (UnitDesc& unit : units) {
     const auto travels = [&](const ParamDesc& p) { return in_blocks(p, chunks); };
-    if (std::ranges::all_of(unit.params, travels)) unit.traits.block = division.block;
+    if (std::ranges::all_of(unit.params, travels) && !unit.has_adapters())
+      unit.traits.block = division.block;
   }
+  if (c.adapter.rank > 0) freeze_base(units);
   return units;
 }
 
@@ -332,6 +387,13 @@ std::int64_t parameter_count(std::span<const UnitDesc> units) {
   return n;
 }
 
+std::int64_t trained_count(std::span<const UnitDesc> units) {
+  std::int64_t n = 0;
+  for (const auto& unit : units)
+    n += unit.traits.trained ? parameter_count(std::span(&unit, 1)) : 0;
+  return n;
+}
+
 double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
   auto units = model_units(c);
   if (c.head.pooling != Pooling::none) {
@@ -343,12 +405,14 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
   std::int64_t n = parameter_count(units);
   if (c.position_table()) n -= c.context * c.hidden;
   if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
+  const std::int64_t frozen = c.adapter.rank > 0 ? n - trained_count(units) : 0;
   double keys = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
     keys += c.keys_seen(i, sequence);
     n -= c.idle_parameters(i);
   }
-  return 6.0 * static_cast<double>(n) + 12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
+  return 6.0 * static_cast<double>(n) - 2.0 * static_cast<double>(frozen) +
+         12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
 }
 
 }  // namespace tessera::model

@@ -2,9 +2,11 @@
 // weight decay, checkpoint pieces, counts and Hugging Face names are derived.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/mesh.hpp"
@@ -97,11 +99,26 @@ struct UnitDesc {
   /// Index of the parameter "<layer>.<local>"; throws InternalError when there is none.
   std::size_t index_of(std::string_view local) const;
   bool has(std::string_view local) const;
+  /// Whether it is that of a block's adapters.
+  bool has_adapters() const;
 
  private:
   /// Whether the parameter is "<layer>.<local>". A layer of experts has hundreds.
   bool is(const ParamDesc& parameter, std::string_view local) const;
 };
+
+/// The matrices of a block that may have adapters, without the block's name and ".weight". A row's
+/// number keys masks of dropout.
+inline constexpr std::array<std::string_view, 10> kAdapterTargets = {
+    "attention.q", "attention.k", "attention.v",     "attention.out", "mlp.gate",
+    "mlp.up",      "mlp.down",    "mlp.shared.gate", "mlp.shared.up", "mlp.shared.down"};
+/// How the names of an adapter's matrices end, in place of ".weight".
+inline constexpr std::string_view kAdapterA = ".lora_a", kAdapterB = ".lora_b";
+
+/// The row of kAdapterTargets of a block's parameter; nothing where it can have no adapter.
+std::optional<std::size_t> adapter_target(std::string_view layer, std::string_view parameter);
+/// What an adapter's first matrix is beside, without ".weight"; nothing of another parameter.
+std::optional<std::string> adapted_by(std::string_view parameter);
 
 /// What parts of a layer are units of their own.
 struct UnitDivision {
@@ -126,7 +143,8 @@ struct UnitDivision {
 /// says; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
 ///
-/// A block's parameters are one unit, or several where `division` says so.
+/// A block's parameters are one unit, or several where `division` says so. Its adapters are another
+/// one; where the model has adapters, all other units are frozen.
 std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1,
                                   const UnitDivision& division = {});
 
@@ -146,10 +164,13 @@ struct UnitViews {
 /// Number of parameters without padding, tied ones once. Of one of several tiles, its share.
 std::int64_t parameter_count(std::span<const UnitDesc> units);
 
+/// Number of those that are trained.
+std::int64_t trained_count(std::span<const UnitDesc> units);
+
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
 /// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
 /// outputs are pooled, but no embedding look-ups and no experts that a token does not meet), as
-/// published MFU figures count.
+/// published MFU figures count. Beside adapters, what is frozen has no gradients: 4 N of it.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

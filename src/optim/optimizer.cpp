@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "core/pattern.hpp"
 
 namespace tessera::optim {
 namespace {
@@ -54,21 +55,7 @@ Pass pass(kernels::UpdateRule rule, const kernels::UpdateSettings& settings) {
 }  // namespace
 
 bool matches(const deck::ParameterGroup& group, const std::string& name) {
-  const std::string_view pattern = group.match;
-  constexpr auto kNone = std::string_view::npos;
-  std::size_t at = 0, star = kNone, behind = 0;  // the last * and what of the name follows it
-  for (std::size_t i = 0; i < name.size();) {
-    if (at < pattern.size() && pattern[at] == '*') {
-      star = at++, behind = i;
-    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == name[i])) {
-      ++at, ++i;
-    } else if (star != kNone) {
-      at = star + 1, i = ++behind;  // it stands for one more
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', at) == kNone;
+  return matches_pattern(group.match, name);
 }
 
 const deck::ParameterGroup* Optimizer::group_of(const std::string& name) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/hf_config.hpp"
+#include "io/hugging_face.hpp"
 #include "io/tokenizer_files.hpp"
 
 namespace tessera::setup {
@@ -25,23 +26,40 @@ std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
   return io::HfWantedHead{.task = own.task, .head = head};
 }
 
+/// What a directory of adapters says of them.
+void add_adapter_keys(std::vector<deck::ArchitectureKey>& keys, const std::string& directory,
+                      const io::HfConfig& base) {
+  const io::PeftAdapters adapters(directory, base.architecture);
+  const std::string place = (std::filesystem::path(directory) / io::kPeftConfigFile).string();
+  const deck::AdapterKind kind =
+      adapters.config().sqrt_rank ? deck::AdapterKind::rslora : deck::AdapterKind::lora;
+  keys.push_back({"adapter.kind", std::string(enum_word(kind)), place});
+  keys.push_back({"adapter.rank", adapters.rank(), place});
+  keys.push_back({"adapter.alpha", adapters.alpha(), place});
+  keys.push_back({"adapter.dropout", adapters.config().dropout, place, false});
+  keys.push_back({"adapter.targets", adapters.targets(), place});
+}
+
 }  // namespace
 
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory,
                                                      const deck::LoadedDeck& said) {
   std::vector<deck::ArchitectureKey> keys;
-  const auto path = std::filesystem::path(directory) / "config.json";
+  const auto path = io::base_directory(directory) / "config.json";
   const io::HfConfig config = io::read_hf_config(path, wanted_head(path, said));
   const bool no_dense_layer =
       said.explicitly_set("model.head_hidden") && said.deck.model.head_hidden == 0;
   for (const io::HfKey& k : config.keys) {
     if (!k.fixed && k.key == "head_activation" && no_dense_layer) continue;
-    keys.push_back({io::deck_key(k.key), k.value, k.place, k.fixed});
+    deck::ArchitectureKey key{io::deck_key(k.key), false, k.place, k.fixed};
+    std::visit([&](const auto& value) { key.value = value; }, k.value);
+    keys.push_back(std::move(key));
   }
   if (config.head == HeadWeights::fresh)
     keys.push_back({"model.init_head", std::string(enum_word(config.head)), path.string()});
+  if (directory != io::base_directory(directory)) add_adapter_keys(keys, directory, config);
   if (config.architecture.task != "mlm" || config.architecture.mask_token >= 0) return keys;
-  const auto tokenizer = std::filesystem::path(directory) / "tokenizer.json";
+  const auto tokenizer = io::base_directory(directory) / "tokenizer.json";
   if (const auto mask = io::mask_token_of(tokenizer))
     keys.push_back({"task.mask_token", std::int64_t{*mask}, tokenizer.string()});
   return keys;

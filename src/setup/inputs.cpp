@@ -3,6 +3,7 @@
 #include "deck/ranks.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tessera::setup {
 namespace {
@@ -79,6 +80,16 @@ model::ExpertsConfig experts_config(const deck::MoeSection& m) {
                       .group_score = m.group_score}};
 }
 
+model::AdapterConfig adapter_config(const deck::AdapterSection& a) {
+  if (a.kind == deck::AdapterKind::none) return {};
+  const auto rank = static_cast<double>(a.rank);
+  const double scale = a.alpha / (a.kind == deck::AdapterKind::rslora ? std::sqrt(rank) : rank);
+  return {.rank = a.rank,
+          .scale = static_cast<float>(scale),
+          .dropout = static_cast<float>(a.dropout),
+          .targets = a.targets};
+}
+
 }  // namespace
 
 DType dtype_of(deck::Precision p) {
@@ -131,6 +142,7 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
                    .activation = m.head_activation,
                    .norm = m.head_norm,
                    .bias = m.head_bias},
+          .adapter = adapter_config(m.adapter),
           .init = m.init};
 }
 

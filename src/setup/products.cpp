@@ -9,6 +9,7 @@
 #include "deck/ranks.hpp"
 #include "kernels/api/linear.hpp"
 #include "model/block.hpp"
+#include "setup/adapters.hpp"
 #include "setup/groups.hpp"
 #include "setup/inputs.hpp"
 
@@ -110,6 +111,7 @@ void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   deck::check_ranks(loaded, ranks);
   check_products(loaded);
   check_groups(loaded);
+  check_adapter_targets(loaded);
 }
 
 }  // namespace tessera::setup

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/random.hpp"
+#include "model/adapters.hpp"
 
 namespace tessera::train {
 
@@ -110,16 +111,22 @@ model::Carry Generator::through_layers(model::UnitContext& u,
   model::EmbedSaved saved;
   model::embed_forward(u, config_, model::embed_weights(units_), length_, saved, carry);
   std::size_t layer = 0;
-  for (const model::UnitViews& unit : units_) {
-    if (unit.unit->kind != model::UnitKind::block) continue;
+  for (auto unit = units_.begin(); unit != units_.end(); ++unit) {
+    if (unit->unit->kind != model::UnitKind::block) continue;
+    const auto end = std::find_if(unit + 1, units_.end(), [](const model::UnitViews& other) {
+      return other.unit->kind != model::UnitKind::block_part;
+    });
+    const std::span<const model::UnitViews> block(unit, end);
+    model::Adapters adapters(u, config_.adapter, block);
+    u.adapters = &adapters;
     u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
     model::KvCache& cache = caches_[layer++];
     model::Carry next;
-    model::block_generate(u, config_, model::block_weights(std::span(&unit, 1)), carry, cache,
-                          next);
+    model::block_generate(u, config_, model::block_weights(block), carry, cache, next);
     cache.length += count;
     carry = next;
   }
+  u.adapters = nullptr;
   length_ += count;
   return carry;
 }

@@ -4,9 +4,11 @@
 #include "comm/launcher.hpp"
 #include "core/terminal.hpp"
 #include "io/hugging_face.hpp"
+#include "io/peft.hpp"
 #include "io/tokenizer_files.hpp"
 #include "setup/inputs.hpp"
 #include "verbs/export_proof.hpp"
+#include "verbs/merged.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -18,15 +20,59 @@ struct ExportOptions {
   std::string type = "f32";
   bool finite = true;  // the weights must be
   bool proof = true;
+  bool merged = false;  // adapters are added to what they are beside
   std::string weights;
 };
+
+/// The adapters alone, for PEFT.
+void export_adapters(const ExportOptions& o, const ModelSource& source, DType type) {
+  const deck::AdapterSection& adapter = source.model.adapter;
+  const auto units = model::model_units(setup::model_config(source.model, source.task));
+  std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) by_name[p.name] = &p;
+  }
+  const auto found = find_checkpoint(o.checkpoint);
+  std::string base = found ? io::Checkpoint::open(found->path).header().source : "";
+  if (!base.empty() && std::filesystem::exists(base)) base = io::base_directory(base).string();
+  io::export_peft(
+      {.directory = o.to,
+       .architecture = hf_architecture(source),
+       .type = type,
+       .rank = adapter.rank,
+       .alpha = adapter.alpha,
+       .sqrt_rank = adapter.kind == deck::AdapterKind::rslora,
+       .dropout = adapter.dropout,
+       .base = base},
+      [&](const std::string& stem) {
+        return by_name.contains(stem + std::string(model::kAdapterA));
+      },
+      [&](std::string_view name, std::int64_t begin, std::span<float> out) {
+        source.parameters(*by_name.find(name)->second,
+                          {begin, begin + static_cast<std::int64_t>(out.size())}, out);
+      });
+  fmt::print("{} -> {}\nadapters for PEFT, beside {}\n", printable(source.name),
+             printable(o.to.string()),
+             base.empty() ? "a model that came from no directory: --merged writes all of it"
+                          : printable(base));
+}
 
 ExitCode run(const ExportOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone writes a model directory",
                       "start it once, as in srun --ntasks=1");
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
-  const ModelSource source =
+  const ModelSource opened =
       open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt, o.weights);
+  const bool adapted = opened.model.adapter.kind != deck::AdapterKind::none;
+  if (o.merged && !adapted) {
+    throw DeckError(fmt::format("--merged has no effect: {} has no adapters (leave it out)",
+                                printable(opened.name)));
+  }
+  if (adapted && !o.merged) {
+    export_adapters(o, opened, type);
+    return ExitCode::ok;
+  }
+  const ModelSource source = adapted ? merged(opened) : opened;
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
   for (const auto& unit : units) {
@@ -69,6 +115,9 @@ Verb export_model(CLI::App& app) {
   verb->add_flag(
       "!--no-proof", o->proof,
       "do not read the directory back and compare logits, for which the model must fit in memory");
+  verb->add_flag("--merged", o->merged,
+                 "of a model with adapters write all of it, with these added to its matrices, in "
+                 "place of a PEFT directory of the adapters");
   add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_ema(*verb, o->weights);
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};

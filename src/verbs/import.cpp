@@ -16,7 +16,7 @@ struct ImportOptions {
 ExitCode run(const ImportOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone writes a checkpoint",
                       "start it once, as in srun --ntasks=1");
-  if (!std::filesystem::exists(o.from / "config.json")) {
+  if (!io::is_model_directory(o.from)) {
     throw DataError(
         fmt::format("{} is no Hugging Face directory: it has no config.json", o.from.string()));
   }

@@ -212,7 +212,7 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
                   path));
 }
 
-bool is_model(const std::filesystem::path& path) { return io::path_exists(path / "config.json"); }
+bool is_model(const std::filesystem::path& path) { return io::is_model_directory(path); }
 
 bool are_tokens(const std::string& path) {
   return path.ends_with(".bin") || io::path_exists(io::megatron_idx(path)) ||

@@ -34,6 +34,12 @@ void check_alike(const ModelSource& first, const ModelSource& other) {
     if (d.rule == deck::OnResume::architecture)
       differences += fmt::format("\n  {} = {} and {}", d.key, d.saved, d.now);
   }
+  if (first.model.adapter.kind != deck::AdapterKind::none) {
+    throw DataError(fmt::format(
+        "{} has adapters, and the mean of A and the mean of B do not make that of their product: "
+        "export each with --merged, and import those",
+        printable(first.name)));
+  }
   if (!differences.empty()) {
     throw DataError(Lines{fmt::format("{} and {} are different models:{}", printable(first.name),
                                       printable(other.name), differences)});

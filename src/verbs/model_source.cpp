@@ -56,7 +56,7 @@ std::optional<io::HeldCheckpoint> find_checkpoint(const fs::path& path) {
 
 ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
                        const std::string& weights) {
-  if (fs::exists(path / "config.json")) {
+  if (io::is_model_directory(path)) {
     if (weights == optim::kEma) {
       throw DataError(fmt::format("{} is a Hugging Face directory, which has no averaged weights",
                                   path.string()));

@@ -48,18 +48,20 @@ std::string deck_text(const fs::path& run_directory, const ModelSource& source,
       in_shell(deck_file(run_directory)), quoted(directory.filename()), quoted(directory));
   deck::Deck deck;
   deck.model = source.model, deck.task = source.task;
-  std::string task, experts;
+  std::string task, experts, adapter;
   for (const deck::SchemaRow& row : deck::schema_rows()) {
     const deck::Value value = row.field.get(deck);
     const bool of_model = row.rules.on_resume == deck::OnResume::architecture;
-    std::string* section = row.section == "task"  ? &task
-                           : row.section == "moe" ? &experts
-                           : of_model             ? &text
-                                                  : nullptr;
+    std::string* section = row.section == "task"      ? &task
+                           : row.section == "moe"     ? &experts
+                           : row.section == "adapter" ? &adapter
+                           : of_model                 ? &text
+                                                      : nullptr;
     if (value.unset() || section == nullptr) continue;
     *section += fmt::format("{} = {}\n", row.key, deck::value_text(value));
   }
   if (source.model.moe.experts > 0) text += "\n[moe]\n" + experts;
+  if (source.model.adapter.kind != deck::AdapterKind::none) text += "\n[adapter]\n" + adapter;
   if (source.task != deck::TaskSection{}) text += "\n[task]\n" + task;
   text +=
       "\n[data]\n# train = [\"PREFIX\"]\n\n[batch]\nglobal = 8\n\n[optimizer]\nlr = 1e-5\n"

@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "model/adapters.hpp"
 #include "model/block.hpp"
 #include "model/ends.hpp"
 
@@ -106,10 +107,15 @@ struct EagerModel::Pass {
     return units;
   }
 
-  /// Parameters, or gradients, of the block that is unit `i`.
+  /// Parameters, or gradients, of the block that is unit `i`, with its adapters.
+  std::vector<model::UnitViews> units_of(const std::vector<model::ParameterViews>& views,
+                                         std::size_t i) const {
+    std::vector<model::UnitViews> units{{&model.units_[i], views[i]}};
+    if (model.units_[i + 1].has_adapters()) units.push_back({&model.units_[i + 1], views[i + 1]});
+    return units;
+  }
   model::BlockWeights block(const std::vector<model::ParameterViews>& views, std::size_t i) const {
-    const std::array units{model::UnitViews{&model.units_[i], views[i]}};
-    return model::block_weights(units);
+    return model::block_weights(units_of(views, i));
   }
 
   /// Up to the head's input.
@@ -120,9 +126,12 @@ struct EagerModel::Pass {
     for (std::size_t i = 0; i < model.units_.size(); ++i) {
       if (model.units_[i].kind != UnitKind::block) continue;
       auto b = context(saved.size() + 1);
+      const auto units = units_of(weights, i);
+      model::Adapters adapters(b, c.adapter, units);
+      b.adapters = &adapters;
       model::Carry out;
       saved.emplace_back();
-      model::block_forward(b, c, block(weights, i), carry, saved.back(), out);
+      model::block_forward(b, c, model::block_weights(units), carry, saved.back(), out);
       carry = out;
     }
   }

@@ -142,8 +142,10 @@ void apply_dropout(const ApplyDropout& a, const DropoutRule& rule, Range rows) {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const T* x = row_of<T>(a.x, r);
       T* out = row_of<T>(a.out, r);
+      DropoutRule of_row = rule;
+      if (a.columns > 0) of_row.first += r % a.x.shape[1] * (a.columns - columns_of(a.x));
       for_dropout_pieces(
-          a.dropout, rule, r, a.x.shape[1], columns_of(a.x),
+          a.dropout, of_row, r, a.x.shape[1], columns_of(a.x),
           [&](std::int64_t c0, const float* factors, std::int64_t n) {
             for_vectors(
                 n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {

@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "model/adapters.hpp"
+
 namespace tessera::plan {
 namespace {
 
@@ -162,13 +164,17 @@ void Recorder::embed() {
 }
 
 void Recorder::block() {
-  const auto weights = model::block_weights(parameters(this->weights())),
-             grads = model::block_weights(parameters(gradients()));
+  const auto units = parameters(this->weights()), unit_gradients = parameters(gradients());
+  const auto weights = model::block_weights(units), grads = model::block_weights(unit_gradients);
+  model::Adapters adapters(u_, in_.config.adapter, units, unit_gradients);
+  u_.adapters = &adapters;
   model::BlockSaved saved;
   model::block_forward(u_, in_.config, weights, carry_, saved, recording_.out);
-  if (!key_.training) return;
-  turn();
-  recording_.d_out = model::block_backward(u_, in_.config, weights, saved, d_, grads, key_.write);
+  if (key_.training) {
+    turn();
+    recording_.d_out = model::block_backward(u_, in_.config, weights, saved, d_, grads, key_.write);
+  }
+  u_.adapters = nullptr;
 }
 
 void Recorder::handover() {

@@ -3,6 +3,7 @@
 // the plan binds it to buffers of its own.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "model/block.hpp"
@@ -73,6 +74,7 @@ struct RecordKey {
   bool carry_gradient = true;                 // whether the gradient of the carry in is wanted
   model::Reach reach = model::Reach::global;  // of a block,
   bool experts = false;                       // and whether it has experts
+  std::vector<std::string> adapters;          // what of it has some, without the layer's name
   auto operator<=>(const RecordKey&) const = default;
 };
 

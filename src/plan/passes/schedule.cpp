@@ -285,8 +285,15 @@ class Scheduler {
                   .expert_write = writes.experts,
                   .carry_gradient = carry_gradient,
                   .reach = form.reach,
-                  .experts = form.experts};
-    for (const std::size_t u : units) key.frozen.push_back(!trained(u));
+                  .experts = form.experts,
+                  .adapters = {}};
+    for (const std::size_t u : units) {
+      key.frozen.push_back(!trained(u));
+      const model::UnitDesc& unit = in_.model.units[u];
+      if (!unit.has_adapters()) continue;
+      for (const model::ParamDesc& p : unit.params)
+        key.adapters.push_back(p.name.substr(unit.layer.size()));
+    }
     auto it = recordings_.find(key);
     if (it == recordings_.end()) {
       RecordInputs inputs{.config = in_.model.config,

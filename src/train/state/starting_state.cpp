@@ -236,6 +236,7 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
         printable(directory)));
   }
   for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
+    if (unit.has_adapters()) continue;
     for (const auto& p : unit.params) {
       if (!source.has(p.name)) fresh.push_back(p.name);
     }
@@ -261,7 +262,8 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     notes = init_from_notes(deck, source);
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
-    const bool fresh = deck.model.init_head == HeadWeights::fresh;
+    const bool fresh = deck.model.init_head == HeadWeights::fresh ||
+                       deck.model.adapter.kind != deck::AdapterKind::none;
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {

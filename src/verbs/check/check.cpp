@@ -9,6 +9,7 @@
 #include "deck/codec.hpp"
 #include "deck/ranks.hpp"
 #include "deck/remarks.hpp"
+#include "setup/adapters.hpp"
 #include "setup/budget.hpp"
 #include "setup/groups.hpp"
 #include "setup/inputs.hpp"
@@ -141,8 +142,9 @@ void report(const LayoutOptions& layout) {
         "\"auto\" takes what makes steps shorter\n",
         setup::open_keys(p.as_given, setup::traffic_of(p.loaded.deck)));
   }
-  fmt::print("{}{}{}{}", deck::remarks_text(checked.planner.loaded), setup::groups_text(deck),
-             plans_text(checked), data_text(checked.planner.loaded));
+  fmt::print("{}{}{}{}", deck::remarks_text(checked.planner.loaded),
+             setup::groups_text(deck) + setup::adapter_text(deck), plans_text(checked),
+             data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.largest_rank().ledger;
   setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));

@@ -473,6 +473,25 @@ TEST(Dropout, OfPartOfThePositionsIsThatOfTheWhole) {
   });
 }
 
+// A rank with some of the columns drops what a rank with all of them drops there.
+TEST(ApplyDropout, OfSomeColumnsIsThatOfTheWhole) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t columns = 531, first = 37, count = 203;
+    const Call in = make_call({2, 9, columns, 0, NormKind::layernorm, true, 0.3F}, type);
+    Tensor whole(type, {2, 9, columns}), part(type, {2, 9, count}, 3);
+    ApplyDropout call{.x = in.resid.view(), .out = whole.view(), .dropout = in.dropout()};
+    run(device, call);
+    call.x = call.x.col_range(first, count), call.out = part.view();
+    call.dropout.first += first, call.columns = columns;
+    run(device, call);
+    for (std::int64_t i = 0; i < part.size(); ++i)
+      ASSERT_EQ(part[i], whole[i / count * columns + first + i % count]) << "element " << i;
+    EXPECT_TRUE(part.gaps_intact());
+    call.columns = count - 1;
+    EXPECT_THROW(run(device, call), InternalError);
+  });
+}
+
 // Group g's sums are those of a rank that has group g alone, also where chunks of rows span
 // samples.
 TEST(NormBackward, GroupsAreSummedAsIfAlone) {

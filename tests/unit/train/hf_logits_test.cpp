@@ -168,7 +168,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                                            "gptj", "llama_dynamic", "bert", "roberta",
                                            "bert_classes", "roberta_classes", "bert_tokens",
                                            "roberta_tokens", "mixtral", "qwen3_moe",
-                                           "qwen3_moe_sparse"));
+                                           "qwen3_moe_sparse", "peft_llama3", "peft_ranks",
+                                           "peft_phi3", "peft_neox", "peft_gpt2"));
 
 }  // namespace
 }  // namespace tessera::test

@@ -1,0 +1,123 @@
+// Writing a PEFT directory.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "io/file.hpp"
+#include "io/hugging_face.hpp"
+#include "io/partial_directory.hpp"
+#include "io/peft.hpp"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::string_view kPeftWeight = ".weight";
+
+/// A module of the model and its parameters that have adapters.
+struct Module {
+  std::string name;
+  std::vector<HfTensor> parts;
+  std::int64_t rank = 0;  // of all parts together
+};
+
+std::string stem_of(std::string_view name) {
+  return std::string(name.substr(0, name.size() - kPeftWeight.size()));
+}
+
+std::vector<Module> modules_of(const PeftExport& options,
+                               const std::function<bool(const std::string&)>& has) {
+  std::vector<Module> all;
+  for (const HfTensor& tensor : hf_tensors(options.architecture)) {
+    if (!tensor.parameter.ends_with(kPeftWeight) || !has(stem_of(tensor.parameter))) continue;
+    const std::string name = stem_of(tensor.tensor);
+    if (all.empty() || all.back().name != name) all.push_back({.name = name, .parts = {}});
+    all.back().parts.push_back(tensor);
+    all.back().rank += options.rank;
+  }
+  return all;
+}
+
+std::string config_text(const PeftExport& options, const std::vector<Module>& modules) {
+  nlohmann::json ranks = nlohmann::json::object(), alphas = ranks,
+                 targets = nlohmann::json::array();
+  for (const Module& module : modules) {
+    targets.push_back(module.name);
+    if (module.rank == options.rank) continue;
+    const double more = static_cast<double>(module.rank) / static_cast<double>(options.rank);
+    ranks[module.name] = module.rank;
+    alphas[module.name] = options.alpha * (options.sqrt_rank ? std::sqrt(more) : more);
+  }
+  const nlohmann::json config = {
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path",
+       options.base.empty() ? nlohmann::json(nullptr) : nlohmann::json(options.base)},
+      {"r", options.rank},
+      {"lora_alpha", options.alpha},
+      {"use_rslora", options.sqrt_rank},
+      {"lora_dropout", options.dropout},
+      {"target_modules", targets},
+      {"rank_pattern", ranks},
+      {"alpha_pattern", alphas},
+      {"bias", "none"},
+      {"fan_in_fan_out", !modules.empty() && modules[0].parts[0].transposed},
+      {"init_lora_weights", true},
+      {"inference_mode", true}};
+  return config.dump(2) + "\n";
+}
+
+/// A of all parts, one below the other.
+void append_a(SafetensorsWriter& file, const Module& module, std::int64_t rank,
+              const ParameterSource& source) {
+  for (const HfTensor& part : module.parts) {
+    std::vector<float> a(static_cast<std::size_t>(rank * part.cols()));
+    source(stem_of(part.parameter) + ".lora_a", 0, a);
+    file.append(a);
+  }
+}
+
+/// B of each part, in the rows of the tensor that the part has and the columns of its A.
+void append_b(SafetensorsWriter& file, const Module& module, std::int64_t rank,
+              const ParameterSource& source) {
+  const std::int64_t rows = module.parts[0].stored_rows;
+  std::vector<float> all(static_cast<std::size_t>(rows * module.rank));
+  std::int64_t column = 0;
+  for (const HfTensor& part : module.parts) {
+    std::vector<float> b(static_cast<std::size_t>(part.rows() * rank));
+    source(stem_of(part.parameter) + ".lora_b", 0, b);
+    for (std::int64_t i = 0; i < std::ssize(b); ++i) {
+      const std::int64_t row = part.stored_row(i / rank);
+      all[static_cast<std::size_t>(row * module.rank + column + i % rank)] =
+          b[static_cast<std::size_t>(i)];
+    }
+    column += rank;
+  }
+  file.append(all);
+}
+
+}  // namespace
+
+void export_peft(const PeftExport& options, const std::function<bool(const std::string&)>& has,
+                 const ParameterSource& source) {
+  const std::filesystem::path directory = empty_directory(options.directory);
+  const auto modules = modules_of(options, has);
+  std::vector<SafetensorsWriter::Tensor> tensors;
+  for (const Module& module : modules) {
+    const std::string name = "base_model.model." + module.name;
+    tensors.push_back({name + ".lora_A.weight", {module.rank, module.parts[0].cols()}});
+    tensors.push_back({name + ".lora_B.weight", {module.parts[0].stored_rows, module.rank}});
+  }
+  PartialDirectory partial(directory.string() + ".partial");
+  write_text(partial / "adapter_config.json", config_text(options, modules));
+  SafetensorsWriter file(partial / "adapter_model.safetensors", options.type, tensors);
+  for (const Module& module : modules) {
+    append_a(file, module, options.rank, source);
+    append_b(file, module, options.rank, source);
+  }
+  file.publish();
+  partial.publish(directory);
+}
+
+}  // namespace tessera::io

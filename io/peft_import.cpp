@@ -1,0 +1,199 @@
+// Reading a PEFT directory.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <set>
+
+#include "core/error.hpp"
+#include "core/terminal.hpp"
+#include "io/file.hpp"
+#include "io/json.hpp"
+#include "io/peft.hpp"
+
+namespace tessera::io {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kLargestPeftConfig = std::int64_t{1} << 20;
+constexpr std::string_view kWeightEnd = ".weight", kLoraA = ".lora_a", kLoraB = ".lora_b";
+constexpr std::size_t kPeftProblemsShown = 20;
+
+/// Settings that change what an adapter computes, and are not supported: they must be absent,
+/// false, or empty.
+constexpr std::array kPeftRefused = {"use_dora",
+                                     "lora_bias",
+                                     "modules_to_save",
+                                     "layer_replication",
+                                     "use_qalora",
+                                     "target_parameters",
+                                     "exclude_modules",
+                                     "megatron_config",
+                                     "alora_invocation_tokens",
+                                     "trainable_token_indices",
+                                     "use_bdlora",
+                                     "kasa_config",
+                                     "velora_config",
+                                     "monteclora_config",
+                                     "arrow_config"};
+
+bool says_nothing(const JsonCursor& value) {
+  return (value.is_boolean() && !value.boolean()) ||
+         ((value.is_array() || value.is_object()) && value.size() == 0);
+}
+
+/// The model's directory: as it is named, or beside the adapters'.
+fs::path find_base(const fs::path& directory, const JsonCursor& config) {
+  const auto said = config.find("base_model_name_or_path");
+  const std::string name = said ? said->text() : "";
+  for (const fs::path& path : {fs::path(name), directory / name}) {
+    if (!name.empty() && fs::exists(path / "config.json")) return path;
+  }
+  config.fail(fmt::format(
+      "the model that the adapters are beside, base_model_name_or_path = \"{}\", is no directory "
+      "with a config.json here or in {} (give its path there)",
+      printable(name), printable(directory.string())));
+}
+
+}  // namespace
+
+PeftConfig read_peft_config(const fs::path& directory) {
+  const fs::path path = directory / kPeftConfigFile;
+  const JsonDocument document(read_text(path, kLargestPeftConfig), path.string());
+  const JsonCursor root = document.root();
+  if (root["peft_type"].text() != "LORA") root["peft_type"].unsupported("only LORA is read");
+  for (const char* key : kPeftRefused) {
+    const auto value = root.find(key);
+    if (value && !says_nothing(*value)) value->unsupported(fmt::format("{} is not read", key));
+  }
+  if (const auto bias = root.find("bias"); bias && bias->text() != "none")
+    bias->unsupported("only bias = \"none\" is read");
+  PeftConfig config{.base = find_base(directory, root),
+                    .sqrt_rank = root.flag("use_rslora"),
+                    .alpha = root["lora_alpha"].number(),
+                    .dropout = root.find("lora_dropout") ? root["lora_dropout"].number() : 0,
+                    .alphas = {}};
+  if (const auto alphas = root.find("alpha_pattern")) {
+    alphas->for_each_member([&](const std::string& key, const JsonCursor& value) {
+      config.alphas[key] = value.number();
+    });
+  }
+  return config;
+}
+
+double PeftAdapters::scale_of(double alpha, std::int64_t rank) const {
+  const auto r = static_cast<double>(rank);
+  return alpha / (config_.sqrt_rank ? std::sqrt(r) : r);
+}
+
+PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& architecture)
+    : config_(read_peft_config(directory)),
+      file_(directory / "adapter_model.safetensors"),
+      layers_(architecture.layers) {
+  const auto& tensors = file_.tensors();
+  std::set<std::string, std::less<>> left;
+  for (const auto& [name, entry] : tensors) left.insert(name);
+  std::vector<std::string> problems;
+  const auto find = [&](const std::string& name) -> const SafetensorsEntry* {
+    const auto found = tensors.find(name);
+    left.erase(name);
+    return found == tensors.end() ? nullptr : &found->second;
+  };
+  for (const HfTensor& tensor : hf_tensors(architecture)) {
+    if (!tensor.parameter.ends_with(kWeightEnd) || !tensor.parameter.starts_with("block."))
+      continue;
+    if (tensor.shape.size() != 2 || tensor.parameter.find(".mlp.router.") != std::string::npos ||
+        tensor.parameter.find(".mlp.expert.") != std::string::npos)
+      continue;
+    const std::string module = tensor.tensor.substr(0, tensor.tensor.size() - kWeightEnd.size());
+    const std::string name = "base_model.model." + module;
+    const SafetensorsEntry *a = find(name + ".lora_A.weight"), *b = find(name + ".lora_B.weight");
+    if (a == nullptr && b == nullptr) continue;
+    const std::int64_t rank = a != nullptr && a->shape.size() == 2 ? a->shape[0] : 0;
+    if (rank < 1 || b == nullptr || a->shape[1] != tensor.cols() || !a->type || !b->type ||
+        b->shape != std::vector<std::int64_t>{tensor.stored_rows, rank}) {
+      problems.push_back(fmt::format(
+          "{}: lora_A and lora_B are not (rank, {}) and ({}, rank) of numbers, as beside {} of the "
+          "base {}",
+          name, tensor.cols(), tensor.stored_rows, tensor.tensor, config_.base.string()));
+      continue;
+    }
+    double alpha = config_.alpha;
+    for (const auto& [end, own] : config_.alphas)
+      if (module == end || module.ends_with("." + end)) alpha = own;
+    const std::string stem(tensor.parameter.substr(0, tensor.parameter.size() - kWeightEnd.size()));
+    adapters_[stem] = {
+        .tensor = tensor, .a = a, .b = b, .module = name, .scale = scale_of(alpha, rank)};
+    if (rank > rank_) rank_ = rank, alpha_ = alpha;
+  }
+  for (const std::string& name : left) {
+    problems.push_back(fmt::format("{} is beside no matrix of a layer of the base {}", name,
+                                   config_.base.string()));
+  }
+  if (problems.empty() && adapters_.empty()) problems.emplace_back("there are no adapters in it");
+  if (problems.empty()) return;
+  const std::size_t more = problems.size() - std::min(problems.size(), kPeftProblemsShown);
+  problems.resize(problems.size() - more);
+  if (more > 0) problems.push_back(fmt::format("and {} more", more));
+  throw DataError(
+      Lines{fmt::format("{} is not of adapters beside that base:\n  {}",
+                        printable(file_.path().string()), fmt::join(problems, "\n  "))});
+}
+
+std::vector<std::string> PeftAdapters::targets() const {
+  std::map<std::string, std::vector<std::string>> by_end;  // of stems, behind the layer's number
+  for (const auto& [stem, adapter] : adapters_)
+    by_end[stem.substr(stem.find('.', stem.find('.') + 1))].push_back(stem);
+  std::vector<std::string> patterns;
+  for (const auto& [end, stems] : by_end) {
+    if (std::ssize(stems) == layers_) {
+      patterns.push_back("*" + end + std::string(kWeightEnd));
+    } else {
+      for (const std::string& stem : stems) patterns.push_back(stem + std::string(kWeightEnd));
+    }
+  }
+  return patterns;
+}
+
+const PeftAdapters::Adapter* PeftAdapters::adapter_of(std::string_view parameter) const {
+  if (!parameter.ends_with(kLoraA) && !parameter.ends_with(kLoraB)) return nullptr;
+  const auto found = adapters_.find(parameter.substr(0, parameter.size() - kLoraA.size()));
+  return found == adapters_.end() ? nullptr : &found->second;
+}
+
+bool PeftAdapters::has(std::string_view parameter) const {
+  return adapter_of(parameter) != nullptr;
+}
+
+std::string PeftAdapters::place(std::string_view parameter, std::int64_t element) const {
+  const bool is_a = parameter.ends_with(kLoraA);
+  return fmt::format("{}: {}.lora_{}.weight, element {} of {}", file_.path().string(),
+                     adapter_of(parameter)->module, is_a ? 'A' : 'B', element, parameter);
+}
+
+void PeftAdapters::read(std::string_view parameter, std::int64_t begin,
+                        std::span<float> out) const {
+  const Adapter& adapter = *adapter_of(parameter);
+  const std::int64_t rank = adapter.a->shape[0], columns = adapter.tensor.cols();
+  std::ranges::fill(out, 0.0F);
+  if (parameter.ends_with(kLoraA)) {
+    const std::int64_t there = std::min(std::ssize(out), rank * columns - begin);
+    if (there > 0) file_.read(*adapter.a, begin, out.first(static_cast<std::size_t>(there)));
+    return;
+  }
+  const double factor = adapter.scale / scale_of(alpha_, rank_);
+  std::vector<float> row(static_cast<std::size_t>(rank));
+  std::int64_t read = -1;
+  for (std::int64_t i = 0; i < std::ssize(out); ++i) {
+    const std::int64_t r = (begin + i) / rank_, c = (begin + i) % rank_;
+    if (c >= rank) continue;
+    if (r != read) file_.read(*adapter.b, adapter.tensor.stored_row(r) * rank, row);
+    read = r;
+    out[static_cast<std::size_t>(i)] =
+        static_cast<float>(factor * static_cast<double>(row[static_cast<std::size_t>(c)]));
+  }
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,28 @@
+"""Small language models with adapters, for make_adapters.py and the test that compares with what it has made."""
+
+# By name: [model] and [adapter]. Fused and separate matrices, few kv heads, gated and other layers.
+MODELS = {
+    "gpt2": ({"family": "gpt2", "layers": 2, "heads": 4, "hidden": 32, "vocab": 97, "context": 10,
+              "init_std": 0.2},
+             {"kind": "lora", "rank": 4, "alpha": 6.0}),
+    "llama": ({"family": "llama", "layers": 3, "heads": 4, "kv_heads": 1, "hidden": 32,
+               "ffn_hidden": 40, "vocab": 97, "context": 10, "init_std": 0.2},
+              {"kind": "rslora", "rank": 3, "alpha": 5.0, "targets": ["*"]}),
+    "some": ({"family": "gpt2", "layers": 3, "heads": 4, "hidden": 32, "vocab": 97, "context": 10,
+              "init_std": 0.2},
+             {"kind": "lora", "rank": 2, "alpha": 2.0,
+              "targets": ["block.1.attention.k.weight", "block.2.mlp.*", "*.out.weight"]}),
+}
+STEPS, BATCH, MICRO, LENGTH, LR, EPS, CLIP = 10, 8, 2, 10, 2e-2, 1e-6, 1.0
+
+
+def deck(name, tokens):
+    model, adapter = MODELS[name]
+    return {"run": {"steps": STEPS, "seed": 8, "backend": "debug"},
+            "model": {"dropout": 0.0, **model}, "adapter": dict(adapter),
+            "data": {"train": [str(tokens)], "shuffle": False},
+            "batch": {"micro": MICRO, "global": BATCH},
+            "optimizer": {"name": "adam", "lr": LR, "betas": [0.9, 0.99], "eps": EPS,
+                          "clip_norm": CLIP},
+            "schedule": {"kind": "constant"},
+            "precision": {"compute": "f32"}}

@@ -1,0 +1,253 @@
+"""Adapters beside a frozen model: as PyTorch trains them, the same bits on every layout and over restarts, what
+stays as it is, and what is refused."""
+
+import json
+import re
+import shutil
+import sys
+import unittest
+
+import h5py
+
+from tessera import SOURCE, RunTest, change, metrics
+
+sys.path.insert(0, str(SOURCE / "tests" / "data"))
+import adapter_models as models  # noqa: E402
+
+ORACLE = SOURCE / "tests" / "data" / "oracle" / "adapters.json"
+LAYOUTS = ((1, {"batch__micro": 8}), (2, {"zero__stage": 3}),
+           (2, {"parallel__tensor": 2, "zero__stage": 1, "recompute__policy": "full"}),
+           (2, {"parallel__pipeline": 2, "zero__stage": 2, "recompute__policy": "selective"}),
+           (4, {"parallel__tensor": 2, "parallel__sequence": False, "zero__stage": 2,
+                "offload__optimizer": "host"}),
+           (4, {"parallel__pipeline": 2, "parallel__schedule": "zero_bubble", "batch__micro": 1,
+                "zero__stage": 3, "zero__reduce": "step", "offload__activations": "host"}),
+           (2, {"zero__stage": 3, "offload__parameters": "host", "offload__optimizer": "host",
+                "zero__tiles": 2, "batch__micro": 1}))
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
+              "adapter__dropout": 0.2, "checkpoint__every": 2, "checkpoint__keep": 9}
+
+
+class AdapterTest(RunTest):
+    def deck_of(self, run, model, **changes):
+        return self.deck(run, change(models.deck(model, self.corpus), **changes))
+
+    def steps_of(self, name):
+        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
+
+
+class Oracle(AdapterTest):
+    def check(self, model, layouts):
+        want = json.loads(ORACLE.read_text())
+        # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is; of all models, which
+        # are of one size, the farthest.
+        bound = 8 * max(abs(a[key] - b[key]) for of in want.values()
+                        for a, b in zip(of["float32"], of["float64"]) for key in ("loss", "grad_norm"))
+        for number, (ranks, layout) in enumerate(layouts):
+            with self.subTest(ranks=ranks, **layout):
+                name = f"{model}_{number}"
+                self.train(ranks, self.deck_of(name, model, **layout))
+                for step, at in zip(self.steps_of(name), want[model]["float64"], strict=True):
+                    for key in ("loss", "grad_norm"):
+                        self.assertLess(abs(step[key] - at[key]), bound)
+
+    def test_queries_and_values(self):
+        self.check("gpt2", LAYOUTS)
+
+    def test_all_matrices_beside_one_kv_head(self):
+        self.check("llama", LAYOUTS)
+
+    def test_some_matrices_of_some_layers(self):
+        self.check("some", LAYOUTS[1:5])
+
+
+class Bits(AdapterTest):
+    def test_every_layout_and_restart_has_the_same_bits(self):
+        for model, compute in (("llama", "f32"), ("gpt2", "bf16")):
+            fixed = {**ANY_LAYOUT, "precision__compute": compute, "adapter__targets": ["*"]}
+            want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
+            for ranks, layout in (
+                    (2, {"parallel__tensor": 2, "parallel__sequence": False}),
+                    (4, {"parallel__tensor": 2, "zero__stage": 3}),
+                    (4, {"parallel__pipeline": 2, "zero__stage": 1,
+                         "recompute__policy": "selective"}),
+                    (2, {"zero__stage": 2, "recompute__policy": "full"}),
+                    (2, {"zero__stage": 3, "offload__parameters": "host", "zero__tiles": 2})):
+                with self.subTest(model=model, **layout):
+                    name = "_".join([model, *(k.split("__")[1] for k in layout)])
+                    deck = self.deck_of(name, model, **{**fixed, **layout})
+                    self.assertEqual(self.train(ranks, deck), want)
+            for path in (self.dir / f"{model}_one" / "checkpoints").glob("step_*"):
+                if path.name != "step_00000004":
+                    shutil.rmtree(path)
+            deck = self.deck_of(f"{model}_one", model, **fixed, parallel__tensor=2, zero__stage=3)
+            self.assertEqual(self.train(4, deck), want)
+
+    def test_masks_do_not_depend_on_the_layout(self):
+        """Also where bits are not promised: with other masks losses would differ in the second digit."""
+        dropout = {"adapter__dropout": 0.5, "adapter__targets": ["*"], "run__steps": 6}
+        want = self.train(1, self.deck_of("one", "llama", **dropout))
+        without = self.train(1, self.deck_of("without", "llama", **dropout), "adapter.dropout=0")
+        self.assertGreater(abs(want[6][0] - without[6][0]), 1e-3)
+        for ranks, layout in ((2, {"parallel__tensor": 2}), (4, {"parallel__tensor": 4}),
+                              (2, {"parallel__pipeline": 2, "recompute__policy": "full"})):
+            with self.subTest(**layout):
+                got = self.train(ranks, self.deck_of(f"on_{ranks}_{len(layout)}", "llama",
+                                                     **dropout, **layout))
+                self.assert_close(got, want, 2e-5, layout)
+
+
+class Refused(AdapterTest):
+    def refuses(self, *texts, sets=(), **changes):
+        job = self.run_job(0, "check", self.deck_of("refused", "gpt2", **changes), "--ranks", 1,
+                           *(x for s in sets for x in ("--set", s)))
+        self.assertEqual(job.code, 2, job.output)
+        for text in texts:
+            self.assertIn(text, job.output)
+
+    def test_patterns_that_match_nothing(self):
+        self.refuses('"*.attention.w.weight" matches no matrix', "block.N.attention.q.weight",
+                     "block.N.mlp.down.weight of N below model.layers = 2",
+                     adapter__targets=["*.q.weight", "*.attention.w.weight"])
+        self.refuses('"vocabulary.weight" matches no matrix', adapter__targets=["vocabulary.weight"])
+        self.refuses("adapter.targets is empty", adapter__targets=[])
+
+    def test_keys_without_a_kind(self):
+        self.refuses("adapter.rank has no effect without adapter.kind", adapter__kind="none",
+                     adapter__alpha=None, adapter__rank=4)
+
+    def test_what_adapters_do_not_go_with(self):
+        self.refuses("is not possible with adapter.kind", optimizer__name="onebit_adam",
+                     optimizer__compress_after=3, optimizer__clip_norm=0)
+        self.refuses("optimizer.ema = 0.9 is not possible", optimizer__ema=0.9)
+        self.refuses("zero.quantize.gradients", sets=["zero.quantize.gradients=int8"])
+        self.refuses("task.kind", task__kind="classify", task__labels=3)
+        self.refuses("adapter.rank = 99 is more than model.hidden = 32", adapter__rank=99)
+
+    def test_another_adapter_on_resume(self):
+        self.train(1, self.deck_of("run", "gpt2", checkpoint__every=5, run__steps=5))
+        for key, value in (("alpha", 7), ("rank", 5), ("kind", "rslora"), ("kind", "none")):
+            more = {"adapter__rank": None, "adapter__alpha": None} if value == "none" else {}
+            deck = self.deck_of("run", "gpt2", **more, **{f"adapter__{key}": value})
+            job = self.run_job(1, "train", deck)
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(f"adapter.{key} = ", job.output)
+
+    def test_merging_of_checkpoints(self):
+        self.train(1, self.deck_of("run", "gpt2", checkpoint__every=5, run__steps=5))
+        job = self.run_job(0, "merge", self.dir / "run", self.dir / "run", "--to", self.dir / "to")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("adapters", job.output)
+
+
+class Peft(AdapterTest):
+    BASE = SOURCE / "tests" / "data" / "oracle" / "gpt2"
+
+    def loss_of(self, model):
+        """That of a run on the corpus, in evaluation."""
+        job = self.run_job(1, "evaluate", model, "--set", f'data.validation=["{self.BASE}/tokens"]')
+        self.assertEqual(job.code, 0, job.output)
+        return float(re.search(r"loss (\d+\.\d+)", job.output)[1])
+
+    def trained(self, name, init_from, **changes):
+        """A run that begins with a directory, and its loss."""
+        model = {"model__" + key: None for key in ("layers", "heads", "hidden", "vocab", "family",
+                                                   "context", "init_std")}
+        deck = self.deck_of(name, "gpt2", **{**model, "model__init_from": str(init_from),
+                                             "data__train": [str(self.BASE / "tokens")], **changes})
+        self.train(1, deck)
+        return self.loss_of(deck)
+
+    def made_by(self, verb, name, *arguments):
+        job = self.run_job(0, verb, *arguments, "--to", self.dir / name)
+        self.assertEqual(job.code, 0, job.output)
+        return self.dir / name
+
+    def imported(self, name, directory):
+        run = self.made_by("import", name, directory)
+        deck = run / "deck.toml"
+        deck.write_text(deck.read_text().replace('# train = ["PREFIX"]',
+                                                 f'train = ["{self.BASE}/tokens"]'))
+        return self.loss_of(deck)
+
+    def test_there_and_back(self):
+        """Adapters go out alone and added to the matrices, and come back: losses stay, to all digits
+        shown but the last."""
+        for kind, targets in (("lora", ["*.attention.q.weight", "*.v.weight", "*.mlp.down.weight"]),
+                              ("rslora", ["block.1.*"])):
+            with self.subTest(kind=kind):
+                want = self.trained(kind, self.BASE, adapter__kind=kind, adapter__targets=targets)
+                still = self.trained(f"{kind}_still", self.BASE, optimizer__lr=1e-30)
+                self.assertGreater(abs(want - still), 1e-2)
+                alone = self.made_by("export", f"{kind}_alone", self.dir / kind)
+                whole = self.made_by("export", f"{kind}_whole", self.dir / kind, "--merged")
+                said = json.loads((alone / "adapter_config.json").read_text())
+                self.assertEqual(said["base_model_name_or_path"], str(self.BASE))
+                self.assertEqual(said["use_rslora"], kind == "rslora")
+                self.assertTrue(said["fan_in_fan_out"])
+                for name, directory in (("again", alone), ("merged", whole)):
+                    got = self.imported(f"{kind}_{name}", directory)
+                    self.assertAlmostEqual(got, want, places=4)
+                # A run that begins with it goes on with its rank, and says nothing of adapters.
+                keys = {f"adapter__{key}": None for key in ("kind", "rank", "alpha")}
+                got = self.trained(f"{kind}_on", alone, optimizer__lr=1e-30, **keys)
+                self.assertAlmostEqual(got, want, places=4)
+
+    def refused(self, directory, code, *texts):
+        job = self.run_job(0, "import", directory, "--to", self.dir / "nowhere")
+        self.assertEqual(job.code, code, job.output)
+        for text in texts:
+            self.assertIn(text, job.output)
+
+    def test_what_is_no_adapter_of_the_base(self):
+        hf = SOURCE / "tests" / "data" / "hf"
+        for number, (name, change, texts) in enumerate((
+                ("peft_gpt2", {"base_model_name_or_path": str(hf / "llama3")},
+                 ["is beside no matrix of a layer of the base"]),
+                ("peft_llama3", {"base_model_name_or_path": str(hf / "qwen2")},
+                 ["lora_A and lora_B are not (rank, "]),
+                ("peft_llama3", {"base_model_name_or_path": "meta-llama/none"},
+                 ["meta-llama/none", "is no directory with a config.json"]),
+                ("peft_llama3", {"use_dora": True}, ["use_dora is not read"]),
+                ("peft_llama3", {"peft_type": "LOHA"}, ["only LORA is read"]),
+                ("peft_llama3", {"modules_to_save": ["lm_head"]}, ["modules_to_save is not read"]))):
+            with self.subTest(name=name, **change):
+                to = self.dir / str(number)
+                shutil.copytree(hf / name, to)
+                config = json.loads((to / "adapter_config.json").read_text())
+                config["base_model_name_or_path"] = str(hf / "llama3")
+                (to / "adapter_config.json").write_text(json.dumps({**config, **change}))
+                self.refused(to, 3, *texts)
+
+    def test_merged_without_adapters(self):
+        self.train(1, self.deck_of("run", "gpt2", adapter__kind="none", adapter__rank=None,
+                                   adapter__alpha=None))
+        job = self.run_job(0, "export", self.dir / "run", "--merged", "--to", self.dir / "to")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("--merged has no effect", job.output)
+
+
+class Shown(AdapterTest):
+    def test_what_is_trained_and_what_it_takes(self):
+        """q and v of two layers: 4 adapters of (32 + 32) x 4."""
+        job = self.run_job(0, "check", self.deck_of("run", "gpt2"), "--ranks", 1)
+        self.assertEqual(job.code, 0, job.output)
+        trained = 4 * 64 * 4
+        self.assertIn(f"lora of rank 4: {trained} parameters are trained", job.output)
+        every = int(re.search(r"parameters (\d+);", job.output)[1])
+        self.assertIn(f"{every - trained} frozen", job.output)
+
+    def test_the_base_stays_as_it_is(self):
+        for name, sets in (("still", {"run__steps": 1, "optimizer__lr": 1e-30}), ("moved", {})):
+            self.train(1, self.deck_of(name, "gpt2", **sets))
+        files = [h5py.File(next((self.dir / name).glob("checkpoints/step_*/model.h5")))
+                 for name in ("still", "moved")]
+        for key, before in files[0]["master"].items():
+            same = bool((before[()] == files[1]["master"][key][()]).all())
+            self.assertEqual(same, ".lora_" not in key, key)
+        self.assertEqual({key for key in files[1]["adam_m"]},
+                         {key for key in files[1]["master"] if ".lora_" in key})
+
+
+if __name__ == "__main__":
+    unittest.main()
