@@ -88,7 +88,7 @@ Adapters::Adapters(UnitContext& u, const AdapterConfig& config, std::span<const 
                       .a_parts = {},
                       .b_parts = {}};
       for (std::int64_t chunk = own.begin; chunk < own.end; ++chunk)
-        adapter.first_column.push_back(a.part(chunk, u.tensor_region().cut.chunks).columns.begin);
+        adapter.first_column.push_back(a.part(chunk, u.tensor_region().cut).columns.begin);
       adapters_.push_back(std::move(adapter));
     }
   }

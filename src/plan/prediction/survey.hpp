@@ -16,7 +16,7 @@ struct RankFigures {
   std::vector<ArenaBytes> arenas;          // of each shape
   double flop = 0;                         // of a step of the first shape
   std::map<OpKind, comm::WireBytes> wire;  // likewise, by what is sent
-  zero::SharedElements elements;            // of the units that the rank's stage holds, its share
+  zero::SharedElements elements;           // of the units that the rank's stage holds, its share
   comm::WireBytes sent() const;
 };
 

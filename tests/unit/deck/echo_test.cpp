@@ -89,8 +89,7 @@ TEST(Inputs, EveryDeckLoadsAtItsSize) {
       {"gpt2_1.5b_laptop", 1}, {"llama_1b", 16},      {"llama_3b", 64},       {"llama_7b", 64},
       {"llama_8b", 128},       {"gpt_18b", 384},      {"gpt_138b", 384},      {"gpt_10b", 32},
       {"gpt_1t", 512},         {"onebit_adam", 4},    {"imdb_classifier", 2}, {"bert_large", 1},
-      {"moe_quickstart", 2},   {"mixtral_8x7b", 128}, {"qwen3_30b_a3b", 128},
-      {"llama_8b_lora", 8}};
+      {"moe_quickstart", 2},   {"mixtral_8x7b", 128}, {"qwen3_30b_a3b", 128}, {"llama_8b_lora", 8}};
   std::size_t files = 0;
   for (const auto& entry : fs::directory_iterator(kInputs)) {
     const std::string name = entry.path().filename().string();
