@@ -89,7 +89,8 @@ class Bits(AdapterTest):
         want = self.train(1, self.deck_of("one", "llama", **dropout))
         without = self.train(1, self.deck_of("without", "llama", **dropout), "adapter.dropout=0")
         self.assertGreater(abs(want[6][0] - without[6][0]), 1e-3)
-        for ranks, layout in ((2, {"parallel__tensor": 2}), (4, {"parallel__tensor": 4}),
+        for ranks, layout in ((2, {"parallel__tensor": 2}),
+                              (4, {"parallel__tensor": 4, "parallel__sequence": False}),
                               (2, {"parallel__pipeline": 2, "recompute__policy": "full"})):
             with self.subTest(**layout):
                 got = self.train(ranks, self.deck_of(f"on_{ranks}_{len(layout)}", "llama",
