@@ -180,6 +180,8 @@ CheckpointLayout layout_of(const JsonCursor& value) {
   for (const Axis& a : kAxes) layout.mesh.*a.size = value[a.name].integer(1, kMaxRanks);
   if (const auto experts = value.find("experts"))
     layout.mesh.experts = experts->integer(1, layout.mesh.data);
+  if (layout.mesh.data % layout.mesh.experts != 0)
+    value["experts"].expected("a divisor of the data ranks");
   layout.zero_stage = static_cast<int>(value["zero_stage"].integer(0, kZeroStages - 1));
   return layout;
 }

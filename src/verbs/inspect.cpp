@@ -90,6 +90,7 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   const io::CheckpointLayout& layout = s.header.layout;
   std::vector<std::string> axes;
   for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
+  if (layout.mesh.experts > 1) axes[0] += fmt::format(" ({} expert)", layout.mesh.experts);
   fmt::print("written by {}: {}, ZeRO-{}; {}, {}\n", count_text(layout.world, "rank"),
              fmt::join(axes, " x "), layout.zero_stage, count_text(s.files, "file"),
              human_bytes(s.bytes));

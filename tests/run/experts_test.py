@@ -35,6 +35,7 @@ DIVIDED = ((2, {"parallel__experts": 2}),
            (4, {"parallel__experts": 2, "parallel__tensor": 2, "moe__split": "experts", "zero__stage": 1}),
            (4, {"parallel__experts": 2, "parallel__pipeline": 2, "zero__stage": 2, "batch__micro": 1,
                 "offload__optimizer": "host", "offload__activations": "host"}),
+           (4, {"parallel__experts": 2, "zero__stage": 1, "guard__check_replicas": 1}),
            (4, {"parallel__experts": 2, "zero__stage": 2, "batch__micro": 1, "zero__reduce": "micro"}))
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
               "model__dropout": 0.1, "checkpoint__every": 2, "checkpoint__keep": 9}
@@ -118,6 +119,8 @@ class Bits(ExpertsTest):
                     (2, {"parallel__experts": 2}),
                     (4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 2}),
                     (4, {"parallel__experts": 2, "zero__stage": 3, "recompute__policy": "full"}),
+                    (2, {"parallel__experts": 2, "offload__optimizer": "host",
+                         "guard__check_replicas": 1}),
                     (4, {"parallel__experts": 2, "parallel__pipeline": 2, "zero__stage": 1,
                          "recompute__policy": "selective"})):
                 with self.subTest(model=model, **layout):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 
 namespace tessera::plan {
 
@@ -71,6 +72,27 @@ comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshG
 
 namespace {
 
+/// Whether the groups of this kind within the data group of `place` all lie on nodes in the same
+/// way. Else their members would have other routes than their neighbours, and other plans.
+bool lie_alike(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
+  const auto pattern = [&](std::int64_t rank) {
+    std::map<int, int> numbers;
+    std::vector<int> all;
+    for (const int r : in.layout.mesh.members(rank, group)) {
+      const int node = in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r);
+      all.push_back(numbers.try_emplace(node, static_cast<int>(numbers.size())).first->second);
+    }
+    return all;
+  };
+  const std::int64_t own = in.layout.mesh.rank_of(place);
+  const auto data = in.layout.mesh.members(own, MeshGroup::data);
+  const auto mine = pattern(own);
+  return std::ranges::all_of(data, [&](int r) {
+    const RankGroup of = in.layout.mesh.group_of(r, group);
+    return of.first != r || pattern(r) == mine;
+  });
+}
+
 /// The ranks of such a group as a route sees them: the node of each, and which is at `place`.
 struct Nodes {
   std::vector<int> of;
@@ -82,6 +104,8 @@ Nodes nodes_of(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
   Nodes nodes{.of = {}, .rank = in.layout.mesh.group_of(rank, group).index(rank)};
   for (const int r : in.layout.mesh.members(rank, group))
     nodes.of.push_back(in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r));
+  if (group == MeshGroup::replicas && !lie_alike(in, place, group))
+    std::ranges::fill(nodes.of, 0);  // one hop
   return nodes;
 }
 

@@ -187,7 +187,17 @@ class Reducer {
       for (std::int64_t s = 0; s + step < sources; s += 2 * step)
         add_to(all.range(s * n, n), all.range((s + step) * n, n));
     }
-    return all.range(0, n);
+    const View sum = all.range(0, n);
+    if (sources == 1 || !state().gradient) return sum;
+    // What outlives the step has no room for sources: the sum has a buffer of its own, which may.
+    const DType type = in_.numerics.accumulate;
+    const View apart =
+        buffer_view(add_buffer(plan_, in_.model.units[unit_].name + " gradient of all sources",
+                               BufferPurpose::gradients, n * size_of(type)),
+                    type, n);
+    insert(OpKind::sum_gradients, Stream::compute, sharers(),
+           kernels::KernelCall{kernels::Convert{.x = sum, .out = apart}});
+    return apart;
   }
 
   /// Where the sum goes. At ZeRO stage 0 a gradient that is reduced once stays where it is;

@@ -371,8 +371,11 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
     for (LegCall& call :
          reduce_over(route, {.full = full, .shard = s.error_sum, .staging = room(0)},
                      hops ? floats(sums, shards_between(route) * s.layout.shard) : View{},
-                     hops ? room(1) : View{}))
-      add(op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call)));
+                     hops ? room(1) : View{})) {
+      Op sum = op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call));
+      sum.group = in.model.units[u].traits.shared_by;
+      add(std::move(sum));
+    }
     for (Op& op : add_errors_of_mean(plan, in, u, s, of_node, of_hops[1])) add(std::move(op));
     ++visit;
   }

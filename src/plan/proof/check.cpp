@@ -399,6 +399,11 @@ class GradientCheck {
     } else if (op.kind == OpKind::sum_gradients) {
       const auto& add = std::get<kernels::Convert>(call);
       if (home_of(add.x) == home_of(add.out)) return fold(add);
+      if (add.write == kernels::Write::overwrite) {
+        all_folded(op, add.x);
+        use(add.x, "moves a gradient that nobody made");
+        return made_sum(home_of(add.out), add.write);
+      }
       use(add.x, "adds a gradient that nobody made");
       if (!is_made(home_of(add.out))) reject(plan_, at_, "adds to garbage");
     } else if (op.kind == OpKind::norm) {

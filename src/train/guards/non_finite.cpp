@@ -40,13 +40,14 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
   if (buffer.purpose == plan::BufferPurpose::gradients && op.unit >= 0) {
     const auto& unit = inputs.model.units[static_cast<std::size_t>(op.unit)];
     const auto layout = plan::unit_layout(inputs, unit, plan.place);
-    // A buffer of the unit's whole gradient, or of the shard that this rank sums.
+    // A buffer of the unit's whole gradient, once or for each source of tokens, or of the shard
+    // that this rank sums.
     const std::int64_t bytes = buffer.home_bytes > 0 ? buffer.home_bytes : buffer.bytes,
                        held = bytes / size_of(symbolic.type);
     const std::int64_t first =
-        held == layout.padded ? 0 : slice_of(inputs, unit, layout, plan.place).begin;
+        held >= layout.padded ? 0 : slice_of(inputs, unit, layout, plan.place).begin;
     const std::int64_t offset = buffer.home_byte + plan::offset_of(symbolic),
-                       at = first + offset / size_of(symbolic.type) + element;
+                       at = (first + offset / size_of(symbolic.type) + element) % layout.padded;
     for (const auto& slice : zero::slices_in(unit, layout, {at, layout.padded})) {
       return "gradient of " + unit.params[slice.parameter].name;
     }

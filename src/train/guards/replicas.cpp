@@ -9,10 +9,11 @@
 namespace tessera::train {
 namespace {
 
-/// Each set of copies has a key: a data rank's slice has the world rank that owns it, what tensor
-/// ranks hold whole has the first of them, a tied matrix has the first stage's rank. With several
-/// data ranks and a ZeRO stage above 0, each data rank has a set of its own, for its shard.
-enum class Kind : std::int64_t { slice, whole, tied, count };
+/// Each set of copies has a key: a data rank's slice has the world rank that owns it, and so has
+/// that of experts which data ranks divide, for fewer ranks have copies of that; what tensor ranks
+/// hold whole has the first of them, a tied matrix has the first stage's rank. With several data
+/// ranks and a ZeRO stage above 0, each data rank has a set of its own, for its shard.
+enum class Kind : std::int64_t { slice, slice_of_experts, whole, tied, count };
 
 struct Copies {
   const ModelState& state;
@@ -29,7 +30,8 @@ struct Copies {
     const MeshPlace owner = mesh.place_of(key % mesh.size());
     MeshPlace own = mesh.place_of(rank);
     switch (static_cast<Kind>(key / mesh.size())) {
-      case Kind::slice: {
+      case Kind::slice:
+      case Kind::slice_of_experts: {
         const RankGroup sharers = mesh.group_of(rank, inputs.model.units[unit].traits.shared_by);
         const std::int64_t index = sharers.index(key % mesh.size());
         if (index >= 0 && index < sharers.count && sharers.rank(index) == key % mesh.size())

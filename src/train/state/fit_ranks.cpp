@@ -24,7 +24,7 @@ bool is_of(std::string_view set, std::string_view key) {
 }
 
 struct Grid {
-  std::int64_t tensor = 1, pipeline = 1;
+  std::int64_t tensor = 1, pipeline = 1, experts = 1;
 };
 
 class Fitter {
@@ -33,7 +33,6 @@ class Fitter {
       : saved_(saved), own_(own_deck(saved)), sets_(sets.begin(), sets.end()) {
     add("fault.inject", "[]");  // of training, and of ranks that may not be there
     add("parallel.data", "0");
-    add("parallel.experts", "1");  // what is read is the same, and no rank waits for others' tokens
     if (layout_mode()) add("run.threads", std::to_string(saved.threads));
     if (!own_.batch.curriculum.empty()) add("batch.curriculum", "{}");
     if (own_.batch.ramp.empty()) return;
@@ -55,8 +54,10 @@ class Fitter {
   /// Says which layout was chosen in place of the deck's own; empty where that is kept.
   std::string note(const deck::Deck& chosen, std::int64_t ranks) const {
     const auto text = [](const deck::Deck& d) {
-      return fmt::format("pipeline {} x tensor {} with batch.micro = {}", d.parallel.pipeline,
-                         d.parallel.tensor, d.batch.micro);
+      const std::string experts =
+          d.parallel.experts > 1 ? fmt::format(" ({} expert)", d.parallel.experts) : "";
+      return fmt::format("pipeline {} x tensor {}{} with batch.micro = {}", d.parallel.pipeline,
+                         d.parallel.tensor, experts, d.batch.micro);
     };
     if (text(chosen) == text(own_)) return "";
     const auto& p = chosen.parallel;
@@ -107,12 +108,16 @@ class Fitter {
       };
       return std::tuple(
           ratio(grid.tensor, own_.parallel.tensor) + ratio(grid.pipeline, own_.parallel.pipeline),
-          grid.pipeline);
+          grid.pipeline, -grid.experts);
     };
     std::vector<Grid> all;
     for (std::int64_t t = 1; t <= std::min(ranks, own_.model.heads); ++t) {
       for (std::int64_t p = 1; p <= std::min(ranks / t, own_.model.layers); ++p) {
-        if (ranks % (t * p) == 0) all.push_back({.tensor = t, .pipeline = p});
+        if (ranks % (t * p) != 0) continue;
+        all.push_back({.tensor = t, .pipeline = p});
+        const std::int64_t experts = own_.parallel.experts;
+        if (experts > 1 && ranks / (t * p) % experts == 0)
+          all.push_back({.tensor = t, .pipeline = p, .experts = experts});
       }
     }
     std::ranges::sort(all, {}, far);
@@ -123,6 +128,7 @@ class Fitter {
     Fitter with(*this);
     with.add("parallel.tensor", std::to_string(grid.tensor));
     with.add("parallel.pipeline", std::to_string(grid.pipeline));
+    with.add("parallel.experts", std::to_string(grid.experts));
     if (grid.pipeline != own_.parallel.pipeline) {  // the order of backward steps plays no role
       with.add("parallel.schedule", "\"1f1b\"");
       with.add("parallel.virtual_stages", "1");

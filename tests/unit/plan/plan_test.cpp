@@ -209,6 +209,49 @@ TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
   }
 }
 
+/// With 12 data ranks, the first 8 on a node.
+Case divided_case(int stage) {
+  Case c = make_case(stage, 12, 2, ReduceWhen::step);
+  PlanInputs& in = c.inputs;
+  in.model.config.bias = false;
+  in.model.config.experts = {.count = 6, .hidden = 8, .routing = {.choices = 2}};
+  in.layout.mesh.experts = 3;
+  for (int r = 0; r < 12; ++r) in.layout.node_of.push_back(r / 8);
+  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+  c.shape.purpose = in.state_for = PlanPurpose::train_snapshot;
+  return c;
+}
+
+// Of three ranks that divide experts two have replicas that lie on nodes in another way.
+TEST(MakePlan, IsOneForAllThatDivideExpertsHoweverTheyLie) {
+  for (int stage = 0; stage < 4; ++stage) expect_proved(divided_case(stage));
+}
+
+TEST(MakePlan, SumsErrorsOfDividedExpertsOverTheirReplicas) {
+  Case c = divided_case(2);
+  test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}}, 1);
+  c.inputs.model.units =
+      model::model_units(c.inputs.model.config, 1, {.block = 32, .expert_ranks = true});
+  c.inputs.numerics.error_feedback = true;
+  expect_proved(c);
+}
+
+// In layout mode gradients of each rank's tokens are apart until they are added.
+TEST(MakePlan, KeepsSumsOfDividedExpertsWhereStateIs) {
+  for (const Location where : {Location::host, Location::disk}) {
+    for (const std::int64_t data : {2, 4}) {
+      Case c = make_case(1, data, 2, ReduceWhen::step);
+      c.inputs.model.config.bias = false;
+      c.inputs.model.config.experts = {.count = 4, .hidden = 8, .routing = {.choices = 2}};
+      c.inputs.layout.mesh.experts = 2;
+      c.inputs.model.units = model::model_units(c.inputs.model.config, 1, {.expert_ranks = true});
+      c.inputs.numerics.layout_mode = true;
+      c.inputs.offload = {.gradients = where, .optimizer = where, .ahead = 1};
+      expect_proved(c);
+    }
+  }
+}
+
 /// Names of what a plan's ops on a unit are, and of its buffers.
 std::set<std::string> about(const Plan& plan, std::size_t unit, const std::string& name) {
   std::set<std::string> all;
