@@ -32,7 +32,10 @@ struct Copies {
     switch (static_cast<Kind>(key / mesh.size())) {
       case Kind::slice:
       case Kind::slice_of_experts: {
-        const RankGroup sharers = mesh.group_of(rank, inputs.model.units[unit].traits.shared_by);
+        const MeshGroup shared_by = inputs.model.units[unit].traits.shared_by;
+        const bool of_experts = static_cast<Kind>(key / mesh.size()) == Kind::slice_of_experts;
+        if (of_experts != (shared_by == MeshGroup::replicas)) break;
+        const RankGroup sharers = mesh.group_of(rank, shared_by);
         const std::int64_t index = sharers.index(key % mesh.size());
         if (index >= 0 && index < sharers.count && sharers.rank(index) == key % mesh.size())
           return state.slice_copy(unit, index);
