@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <optional>
 #include <set>
@@ -29,7 +30,6 @@ constexpr std::array kPeftRefused = {"use_dora",
                                      "layer_replication",
                                      "use_qalora",
                                      "target_parameters",
-                                     "exclude_modules",
                                      "megatron_config",
                                      "alora_invocation_tokens",
                                      "trainable_token_indices",
@@ -44,12 +44,51 @@ bool says_nothing(const JsonCursor& value) {
          ((value.is_array() || value.is_object()) && value.size() == 0);
 }
 
+/// Ways to begin A and B that leave the base's weights as they are. After the others a loader
+/// changes those.
+constexpr std::array kPeftInits = {"gaussian", "eva", "orthogonal"};
+
+void check_init(const JsonCursor& root) {
+  const auto init = root.find("init_lora_weights");
+  if (!init || init->is_boolean()) return;
+  if (init->is_text() && std::ranges::find(kPeftInits, init->text()) != kPeftInits.end()) return;
+  init->unsupported(
+      "only true, false, \"gaussian\", \"eva\" and \"orthogonal\" are read: the "
+      "others change the base's weights");
+}
+
+/// Alphas of modules whose names end so. PEFT's keys are expressions; those that are plain names
+/// are read, of which no two may be of one module.
+std::map<std::string, double> alphas_of(const JsonCursor& pattern) {
+  std::map<std::string, double> alphas;
+  pattern.for_each_member([&](const std::string& key, const JsonCursor& value) {
+    const bool plain = std::ranges::all_of(
+        key, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.'; });
+    if (key.empty() || !plain) value.unsupported("only names of modules are read, no expressions");
+    for (const auto& [other, alpha] : alphas) {
+      const auto ends = [](const std::string& a, const std::string& b) {
+        return a.ends_with("." + b);
+      };
+      if (alpha != value.number() && (ends(key, other) || ends(other, key)))
+        value.unsupported(fmt::format("{} is of some modules too, with another value", other));
+    }
+    alphas[key] = value.number();
+  });
+  return alphas;
+}
+
 /// The model's directory: as it is named, or beside the adapters'.
 fs::path find_base(const fs::path& directory, const JsonCursor& config) {
   const auto said = config.find("base_model_name_or_path");
   const std::string name = said ? said->text() : "";
   for (const fs::path& path : {fs::path(name), directory / name}) {
-    if (!name.empty() && fs::exists(path / "config.json")) return path;
+    std::error_code none;
+    if (name.empty() || !fs::exists(path / "config.json", none)) continue;
+    if (fs::exists(path / kPeftConfigFile, none)) {
+      config.fail(fmt::format("the base {} is itself adapters beside a model: merge it first",
+                              printable(path.string())));
+    }
+    return path;
   }
   config.fail(fmt::format(
       "the model that the adapters are beside, base_model_name_or_path = \"{}\", is no directory "
@@ -70,16 +109,13 @@ PeftConfig read_peft_config(const fs::path& directory) {
   }
   if (const auto bias = root.find("bias"); bias && bias->text() != "none")
     bias->unsupported("only bias = \"none\" is read");
+  check_init(root);
   PeftConfig config{.base = find_base(directory, root),
                     .sqrt_rank = root.flag("use_rslora"),
                     .alpha = root["lora_alpha"].number(),
                     .dropout = root.find("lora_dropout") ? root["lora_dropout"].number() : 0,
                     .alphas = {}};
-  if (const auto alphas = root.find("alpha_pattern")) {
-    alphas->for_each_member([&](const std::string& key, const JsonCursor& value) {
-      config.alphas[key] = value.number();
-    });
-  }
+  if (const auto alphas = root.find("alpha_pattern")) config.alphas = alphas_of(*alphas);
   return config;
 }
 

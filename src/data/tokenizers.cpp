@@ -62,7 +62,7 @@ std::vector<KnownTokenizer> tokenizers_of_data(std::string_view key,
 }
 
 std::optional<fs::path> tokenizer_of_directory(const fs::path& directory) {
-  const fs::path path = directory / "tokenizer.json";
+  fs::path path = directory / "tokenizer.json";
   if (io::path_exists(path)) return path;
   if (!io::path_exists(directory / io::kPeftConfigFile)) return std::nullopt;
   return tokenizer_of_directory(io::base_directory(directory));

@@ -405,12 +405,12 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
   std::int64_t n = parameter_count(units);
   if (c.position_table()) n -= c.context * c.hidden;
   if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
-  const std::int64_t frozen = c.adapter.rank > 0 ? n - trained_count(units) : 0;
   double keys = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
     keys += c.keys_seen(i, sequence);
     n -= c.idle_parameters(i);
   }
+  const std::int64_t frozen = c.adapter.rank > 0 ? n - trained_count(units) : 0;
   return 6.0 * static_cast<double>(n) - 2.0 * static_cast<double>(frozen) +
          12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
 }

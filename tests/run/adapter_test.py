@@ -210,6 +210,10 @@ class Peft(AdapterTest):
                 ("peft_llama3", {"base_model_name_or_path": "meta-llama/none"},
                  ["meta-llama/none", "is no directory with a config.json"]),
                 ("peft_llama3", {"use_dora": True}, ["use_dora is not read"]),
+                ("peft_llama3", {"init_lora_weights": "pissa"}, ["change the base's weights"]),
+                ("peft_llama3", {"alpha_pattern": {"layers.*.q_proj": 2}}, ["no expressions"]),
+                ("peft_llama3", {"alpha_pattern": {"q_proj": 2, "layers.0.self_attn.q_proj": 3}},
+                 ["is of some modules too, with another value"]),
                 ("peft_llama3", {"peft_type": "LOHA"}, ["only LORA is read"]),
                 ("peft_llama3", {"modules_to_save": ["lm_head"]}, ["modules_to_save is not read"]))):
             with self.subTest(name=name, **change):
@@ -219,6 +223,18 @@ class Peft(AdapterTest):
                 config["base_model_name_or_path"] = str(hf / "llama3")
                 (to / "adapter_config.json").write_text(json.dumps({**config, **change}))
                 self.refused(to, 3, *texts)
+
+    def test_a_base_that_is_adapters_itself(self):
+        """Also one that names itself, which would be read for ever."""
+        hf = SOURCE / "tests" / "data" / "hf"
+        to = self.dir / "both"
+        shutil.copytree(hf / "llama3", to)
+        for file in (hf / "peft_llama3").iterdir():
+            shutil.copy(file, to)
+        config = json.loads((to / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(to)
+        (to / "adapter_config.json").write_text(json.dumps(config))
+        self.refused(to, 3, "is itself adapters beside a model: merge it first")
 
     def test_merged_without_adapters(self):
         self.train(1, self.deck_of("run", "gpt2", adapter__kind="none", adapter__rank=None,

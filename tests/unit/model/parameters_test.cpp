@@ -120,6 +120,10 @@ TEST(ParameterTable, CountsFlopOfTheExpertsThatATokenMeets) {
   const double n = 32 * block + 4096 + 32000.0 * 4096;
   EXPECT_EQ(n + 32000.0 * 4096, 12'879'925'248);
   EXPECT_EQ(flop_per_token(mixtral_8x7b(), 8192), 6 * n + 6.0 * 32 * 4096 * 8192);
+  // What is frozen has no gradients of its own, and adapters are few.
+  ModelConfig adapted = mixtral_8x7b();
+  adapted.adapter = {.rank = 1, .targets = {"*.attention.q.weight"}};
+  EXPECT_EQ(flop_per_token(adapted, 8192), 4 * n + 6.0 * 32 * 2 * 4096 + 6.0 * 32 * 4096 * 8192);
   ModelConfig few = mixtral_8x7b();
   few.experts.every = 4, few.experts.first = 4;  // layers 7, 11, ..., 31
   EXPECT_EQ(few.experts_before(32), 7);
