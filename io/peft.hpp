@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,8 +32,9 @@ struct PeftExport {
 
 /// Writes a directory that PEFT loads beside the model. Where one tensor of the model is several
 /// parameters (GPT-2's c_attn), its A has the rows of all of theirs, and its B zeros but where a
-/// part meets its own. It appears whole or not at all. `has`: whether a parameter has an adapter.
-void export_peft(const PeftExport& options, const std::function<bool(const std::string& stem)>& has,
+/// part meets its own. It appears whole or not at all. `stems`: the parameters that have adapters,
+/// without ".weight"; DataError where the directory has no place for one.
+void export_peft(const PeftExport& options, const std::set<std::string>& stems,
                  const std::function<void(std::string_view parameter, std::int64_t begin,
                                           std::span<float> out)>& source);
 

@@ -26,17 +26,21 @@ std::string stem_of(std::string_view name) {
   return std::string(name.substr(0, name.size() - kPeftWeight.size()));
 }
 
-std::vector<Module> modules_of(const PeftExport& options,
-                               const std::function<bool(const std::string&)>& has) {
+/// DataError where the family's directories have no place for one.
+std::vector<Module> modules_of(const PeftExport& options, std::set<std::string> stems) {
   std::vector<Module> all;
   for (const HfTensor& tensor : hf_tensors(options.architecture)) {
-    if (!tensor.parameter.ends_with(kPeftWeight) || !has(stem_of(tensor.parameter))) continue;
+    if (!tensor.parameter.ends_with(kPeftWeight) || stems.erase(stem_of(tensor.parameter)) == 0)
+      continue;
     const std::string name = stem_of(tensor.tensor);
     if (all.empty() || all.back().name != name) all.push_back({.name = name, .parts = {}});
     all.back().parts.push_back(tensor);
     all.back().rank += options.rank;
   }
-  return all;
+  if (stems.empty()) return all;
+  throw DataError(
+      fmt::format("{} of the adapters have no place in a directory of this family, {} first",
+                  stems.size(), *stems.begin()));
 }
 
 std::string config_text(const PeftExport& options, const std::vector<Module>& modules) {
@@ -99,10 +103,10 @@ void append_b(SafetensorsWriter& file, const Module& module, std::int64_t rank,
 
 }  // namespace
 
-void export_peft(const PeftExport& options, const std::function<bool(const std::string&)>& has,
+void export_peft(const PeftExport& options, const std::set<std::string>& stems,
                  const ParameterSource& source) {
+  const auto modules = modules_of(options, stems);
   const std::filesystem::path directory = empty_directory(options.directory);
-  const auto modules = modules_of(options, has);
   std::vector<SafetensorsWriter::Tensor> tensors;
   for (const Module& module : modules) {
     const std::string name = "base_model.model." + module.name;

@@ -1,5 +1,6 @@
 // tessera export: a Hugging Face directory from a checkpoint.
 #include <CLI/CLI.hpp>
+#include <set>
 
 #include "comm/launcher.hpp"
 #include "core/terminal.hpp"
@@ -29,28 +30,29 @@ void export_adapters(const ExportOptions& o, const ModelSource& source, DType ty
   const deck::AdapterSection& adapter = source.model.adapter;
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
+  std::set<std::string> stems;
   for (const auto& unit : units) {
-    for (const auto& p : unit.params) by_name[p.name] = &p;
+    for (const auto& p : unit.params) {
+      by_name[p.name] = &p;
+      if (const auto stem = model::adapted_by(p.name)) stems.insert(*stem);
+    }
   }
   const auto found = find_checkpoint(o.checkpoint);
   std::string base = found ? io::Checkpoint::open(found->path).header().source : "";
-  if (!base.empty() && std::filesystem::exists(base)) base = io::base_directory(base).string();
-  io::export_peft(
-      {.directory = o.to,
-       .architecture = hf_architecture(source),
-       .type = type,
-       .rank = adapter.rank,
-       .alpha = adapter.alpha,
-       .sqrt_rank = adapter.kind == deck::AdapterKind::rslora,
-       .dropout = adapter.dropout,
-       .base = base},
-      [&](const std::string& stem) {
-        return by_name.contains(stem + std::string(model::kAdapterA));
-      },
-      [&](std::string_view name, std::int64_t begin, std::span<float> out) {
-        source.parameters(*by_name.find(name)->second,
-                          {begin, begin + static_cast<std::int64_t>(out.size())}, out);
-      });
+  if (!base.empty() && std::filesystem::exists(base))
+    base = std::filesystem::absolute(io::base_directory(base)).string();
+  io::export_peft({.directory = o.to,
+                   .architecture = hf_architecture(source),
+                   .type = type,
+                   .rank = adapter.rank,
+                   .alpha = adapter.alpha,
+                   .sqrt_rank = adapter.kind == deck::AdapterKind::rslora,
+                   .dropout = adapter.dropout,
+                   .base = base},
+                  stems, [&](std::string_view name, std::int64_t begin, std::span<float> out) {
+                    source.parameters(*by_name.find(name)->second,
+                                      {begin, begin + static_cast<std::int64_t>(out.size())}, out);
+                  });
   fmt::print("{} -> {}\nadapters for PEFT, beside {}\n", printable(source.name),
              printable(o.to.string()),
              base.empty() ? "a model that came from no directory: --merged writes all of it"
@@ -75,8 +77,12 @@ ExitCode run(const ExportOptions& o) {
   const ModelSource source = adapted ? merged(opened) : opened;
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
+  std::set<std::string> stems;
   for (const auto& unit : units) {
-    for (const auto& p : unit.params) by_name[p.name] = &p;
+    for (const auto& p : unit.params) {
+      by_name[p.name] = &p;
+      if (const auto stem = model::adapted_by(p.name)) stems.insert(*stem);
+    }
   }
   std::optional<io::Tokenizer> tokenizer;
   if (source.tokenizer) {

@@ -13,6 +13,7 @@ from tessera import SOURCE, RunTest, change, metrics
 
 sys.path.insert(0, str(SOURCE / "tests" / "data"))
 import adapter_models as models  # noqa: E402
+import expert_models  # noqa: E402
 
 ORACLE = SOURCE / "tests" / "data" / "oracle" / "adapters.json"
 LAYOUTS = ((1, {"batch__micro": 8}), (2, {"zero__stage": 3}),
@@ -223,6 +224,18 @@ class Peft(AdapterTest):
                 config["base_model_name_or_path"] = str(hf / "llama3")
                 (to / "adapter_config.json").write_text(json.dumps({**config, **change}))
                 self.refused(to, 3, *texts)
+
+    def test_adapters_that_a_directory_has_no_place_for(self):
+        """Of a shared expert, which no family's directory has; nothing is written."""
+        deck = expert_models.deck("deepseek", self.corpus)
+        deck["adapter"] = {"kind": "lora", "rank": 2, "targets": ["*.mlp.shared.*"]}
+        deck["run"]["steps"] = 1
+        self.train(1, self.deck("shared", deck))
+        to = self.dir / "to"
+        job = self.run_job(0, "export", self.dir / "shared", "--to", to)
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("have no place in a directory of this family, block.1.mlp.shared.", job.output)
+        self.assertFalse(to.exists())
 
     def test_a_base_that_is_adapters_itself(self):
         """Also one that names itself, which would be read for ever."""
