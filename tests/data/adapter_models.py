@@ -1,5 +1,7 @@
 """Small language models with adapters, for make_adapters.py and the test that compares with what it has made."""
 
+from small_decks import deck_of
+
 # By name: [model] and [adapter]. Fused and separate matrices, few kv heads, gated and other layers.
 MODELS = {
     "gpt2": ({"family": "gpt2", "layers": 2, "heads": 4, "hidden": 32, "vocab": 97, "context": 10,
@@ -13,16 +15,9 @@ MODELS = {
              {"kind": "lora", "rank": 2, "alpha": 2.0,
               "targets": ["block.1.attention.k.weight", "block.2.mlp.*", "*.out.weight"]}),
 }
-STEPS, BATCH, MICRO, LENGTH, LR, EPS, CLIP = 10, 8, 2, 10, 2e-2, 1e-6, 1.0
+LR = 2e-2
 
 
 def deck(name, tokens):
     model, adapter = MODELS[name]
-    return {"run": {"steps": STEPS, "seed": 8, "backend": "debug"},
-            "model": {"dropout": 0.0, **model}, "adapter": dict(adapter),
-            "data": {"train": [str(tokens)], "shuffle": False},
-            "batch": {"micro": MICRO, "global": BATCH},
-            "optimizer": {"name": "adam", "lr": LR, "betas": [0.9, 0.99], "eps": EPS,
-                          "clip_norm": CLIP},
-            "schedule": {"kind": "constant"},
-            "precision": {"compute": "f32"}}
+    return deck_of(tokens, LR, model={"dropout": 0.0, **model}, adapter=dict(adapter))

@@ -1,5 +1,7 @@
 """Small language models of experts, for make_experts.py and the test that compares with what it has made."""
 
+from small_decks import deck_of
+
 COMMON = {"family": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "ffn_hidden": 40,
           "vocab": 97, "context": 10, "init_std": 0.2}
 # By name: [model] and [moe]. Every kind of router, of layer and of term is in one of them.
@@ -16,16 +18,9 @@ MODELS = {
                   "first_dense": 1, "scores": "sigmoid", "scale": 1.5, "groups": 3, "group_top": 2,
                   "group_score": "two_largest", "aux_loss": 0.3}),
 }
-STEPS, BATCH, MICRO, LENGTH, LR, EPS, CLIP = 10, 8, 2, 10, 3e-3, 1e-6, 1.0
+LR = 3e-3
 
 
 def deck(name, tokens):
     model, moe = MODELS[name]
-    return {"run": {"steps": STEPS, "seed": 8, "backend": "debug"},
-            "model": dict(model), "moe": dict(moe),
-            "data": {"train": [str(tokens)], "shuffle": False},
-            "batch": {"micro": MICRO, "global": BATCH},
-            "optimizer": {"name": "adam", "lr": LR, "betas": [0.9, 0.99], "eps": EPS,
-                          "clip_norm": CLIP},
-            "schedule": {"kind": "constant"},
-            "precision": {"compute": "f32"}}
+    return deck_of(tokens, LR, model=dict(model), moe=dict(moe))

@@ -5,57 +5,19 @@ of each layer's router how many choices are each expert, and how many are droppe
     pip install torch h5py && python make_experts.py TESSERA
 """
 
-import json
 import math
-import os
-import pathlib
-import subprocess
 import sys
-import tempfile
 from fractions import Fraction
 
-import h5py
-import numpy as np
 import torch
 from torch.nn import functional as F
 
 import expert_models as models
-
-TESTS = pathlib.Path(__file__).resolve().parents[1]
-os.environ.update(TESSERA_SOURCE_DIR=str(TESTS.parent), TESSERA_BINARY=sys.argv[1],
-                  TESSERA_MPIEXEC="none")
-sys.path.insert(0, str(TESTS / "run"))
-from tessera import to_toml, write_tokens  # noqa: E402
+import torch_runs
+from small_decks import MICRO
+from torch_runs import rotated
 
 MARGIN = 1e-5  # between the scores of what is chosen and what is not, that no rounding moves
-
-
-def tokens_and_weights(name):
-    """The tokens, and the weights of a run whose only step moves nothing."""
-    with tempfile.TemporaryDirectory() as directory:
-        directory = pathlib.Path(directory)
-        write_tokens(directory / "tokens")
-        deck = models.deck(name, directory / "tokens")
-        deck["run"].update(steps=1, dir=str(directory / "run"))
-        deck["optimizer"]["lr"] = 1e-30
-        (directory / "deck.toml").write_text(to_toml(deck))
-        subprocess.run([sys.argv[1], "train", directory / "deck.toml"], check=True,
-                       stdout=subprocess.DEVNULL)
-        (path,) = (directory / "run").glob("checkpoints/*/model.h5")
-        with h5py.File(path) as file:
-            weights = {key: torch.tensor(item[()]) for key, item in file["master"].items()}
-        tokens = np.fromfile(directory / "tokens.bin", np.uint16).astype(np.int64)
-        return torch.from_numpy(tokens), weights
-
-
-def rotated(x):
-    """(B, H, T, D): columns i and i + D / 2 of position t turn by t / 10000^(2 i / D)."""
-    t, half = x.shape[2], x.shape[3] // 2
-    angles = torch.outer(torch.arange(t, dtype=torch.float64),
-                         10000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def rms(x, w):
@@ -127,7 +89,7 @@ class Model:
         if "capacity" not in self.moe:
             return torch.ones_like(chosen, dtype=torch.bool)
         hot = F.one_hot(chosen, self.moe["experts"])
-        rows = hot.reshape(len(chosen) // models.MICRO, -1, self.moe["experts"])
+        rows = hot.reshape(len(chosen) // MICRO, -1, self.moe["experts"])
         room = math.ceil(Fraction(str(self.moe["capacity"])) * rows.shape[1] / self.moe["experts"])
         return ((rows.cumsum(1) * rows).sum(-1) <= room).reshape(chosen.shape)
 
@@ -161,28 +123,14 @@ class Model:
 def train(initial, tokens, name, dtype):
     weights = {key: value.to(dtype).requires_grad_() for key, value in initial.items()}
     model = Model(name, weights)
-    optimizer = torch.optim.Adam(weights.values(), lr=models.LR, betas=(0.9, 0.99), eps=models.EPS)
-    steps = []
-    for step in range(models.STEPS):
-        at = [(step * models.BATCH + i) * models.LENGTH for i in range(models.BATCH)]
-        inputs = torch.stack([tokens[a : a + models.LENGTH] for a in at])
-        targets = torch.stack([tokens[a + 1 : a + models.LENGTH + 1] for a in at])
-        optimizer.zero_grad()
+
+    def backward(step, inputs, targets):
         loss, terms = model.losses(inputs, targets)
         (loss + terms).backward()
         if model.margin < MARGIN:
             sys.exit(f"{name}, step {step}: a choice by a margin of {model.margin:.1e}: another seed")
-        norm = torch.nn.utils.clip_grad_norm_(weights.values(), models.CLIP)
-        optimizer.step()
-        steps.append({"loss": loss.item(), "grad_norm": norm.item(), "choices": model.choices,
-                      "dropped": model.dropped})
-    return steps
+        return {"loss": loss.item(), "choices": model.choices, "dropped": model.dropped}
+    return torch_runs.train(list(weights.values()), tokens, models.LR, backward)
 
 
-result = {}
-for model in models.MODELS:
-    tokens, weights = tokens_and_weights(model)
-    result[model] = {kind: train(weights, tokens, model, getattr(torch, kind))
-                     for kind in ("float64", "float32")}
-    print(model, [(round(s["loss"], 4), round(s["grad_norm"], 4)) for s in result[model]["float64"]])
-(TESTS / "data" / "oracle" / "experts.json").write_text(json.dumps(result, indent=1) + "\n")
+torch_runs.write_oracle("experts", models, train)

@@ -4,62 +4,33 @@ stays as it is, and what is refused."""
 import json
 import re
 import shutil
-import sys
 import unittest
 
 import h5py
 
-from tessera import SOURCE, RunTest, change, metrics
+from small_models import LAYOUTS, SmallModels
+from tessera import SOURCE
 
-sys.path.insert(0, str(SOURCE / "tests" / "data"))
-import adapter_models as models  # noqa: E402
-import expert_models  # noqa: E402
+import adapter_models
+import expert_models
 
-ORACLE = SOURCE / "tests" / "data" / "oracle" / "adapters.json"
-LAYOUTS = ((1, {"batch__micro": 8}), (2, {"zero__stage": 3}),
-           (2, {"parallel__tensor": 2, "zero__stage": 1, "recompute__policy": "full"}),
-           (2, {"parallel__pipeline": 2, "zero__stage": 2, "recompute__policy": "selective"}),
-           (4, {"parallel__tensor": 2, "parallel__sequence": False, "zero__stage": 2,
-                "offload__optimizer": "host"}),
-           (4, {"parallel__pipeline": 2, "parallel__schedule": "zero_bubble", "batch__micro": 1,
-                "zero__stage": 3, "zero__reduce": "step", "offload__activations": "host"}),
-           (2, {"zero__stage": 3, "offload__parameters": "host", "offload__optimizer": "host",
-                "zero__tiles": 2, "batch__micro": 1}))
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
               "adapter__dropout": 0.2, "checkpoint__every": 2, "checkpoint__keep": 9}
 
 
-class AdapterTest(RunTest):
-    def deck_of(self, run, model, **changes):
-        return self.deck(run, change(models.deck(model, self.corpus), **changes))
-
-    def steps_of(self, name):
-        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
+class AdapterTest(SmallModels):
+    models, oracle = adapter_models, "adapters.json"
 
 
 class Oracle(AdapterTest):
-    def check(self, model, layouts):
-        want = json.loads(ORACLE.read_text())
-        # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is; of all models, which
-        # are of one size, the farthest.
-        bound = 8 * max(abs(a[key] - b[key]) for of in want.values()
-                        for a, b in zip(of["float32"], of["float64"]) for key in ("loss", "grad_norm"))
-        for number, (ranks, layout) in enumerate(layouts):
-            with self.subTest(ranks=ranks, **layout):
-                name = f"{model}_{number}"
-                self.train(ranks, self.deck_of(name, model, **layout))
-                for step, at in zip(self.steps_of(name), want[model]["float64"], strict=True):
-                    for key in ("loss", "grad_norm"):
-                        self.assertLess(abs(step[key] - at[key]), bound)
-
     def test_queries_and_values(self):
-        self.check("gpt2", LAYOUTS)
+        self.compare("gpt2", LAYOUTS)
 
     def test_all_matrices_beside_one_kv_head(self):
-        self.check("llama", LAYOUTS)
+        self.compare("llama", LAYOUTS)
 
     def test_some_matrices_of_some_layers(self):
-        self.check("some", LAYOUTS[1:5])
+        self.compare("some", LAYOUTS[1:5])
 
 
 class Bits(AdapterTest):
@@ -78,9 +49,7 @@ class Bits(AdapterTest):
                     name = "_".join([model, *(k.split("__")[1] for k in layout)])
                     deck = self.deck_of(name, model, **{**fixed, **layout})
                     self.assertEqual(self.train(ranks, deck), want)
-            for path in (self.dir / f"{model}_one" / "checkpoints").glob("step_*"):
-                if path.name != "step_00000004":
-                    shutil.rmtree(path)
+            self.go_back(f"{model}_one", 4)
             deck = self.deck_of(f"{model}_one", model, **fixed, parallel__tensor=2, zero__stage=3)
             self.assertEqual(self.train(4, deck), want)
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import unittest
 
-from tessera import SOURCE, RunTest, change, metrics
+from tessera import SOURCE, RunTest, change
 
 sys.path.insert(0, str(SOURCE / "tests" / "data"))
 import classes  # noqa: E402
@@ -47,12 +47,6 @@ class ClassifyTest(RunTest):
         self.assertEqual(job.code, 0, job.output)
         return self.dir / name
 
-    def steps_of(self, name):
-        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
-
-    def evaluations(self, name):
-        return [e for e in metrics.read_events(self.dir / name) if e["event"] == "evaluate"]
-
 
 class Oracle(ClassifyTest):
     def check(self, model, layouts):
@@ -76,7 +70,7 @@ class Oracle(ClassifyTest):
                 worst = max(abs(s[key] - w[i]) for s, w in zip(steps, truth["steps"])
                             for i, key in enumerate(("loss", "grad_norm")))
                 self.assertLess(worst, bound)
-                (last,) = self.evaluations(name)
+                (last,) = self.evaluations_of(name)
                 self.assertEqual(last["confusion"], truth["confusion"])
                 self.assertEqual(last["sequences"], len(samples))
 
@@ -114,10 +108,8 @@ class Bits(ClassifyTest):
                 self.assertEqual(self.train(ranks, self.deck_of(name, "encoder", **fixed, **layout)),
                                  want)
                 self.assertEqual(*([{k: e[k] for k in ("loss", "accuracy", "f1", "confusion")}
-                                    for e in self.evaluations(run)] for run in (name, "one")))
-        for path in (self.dir / "one" / "checkpoints").glob("step_*"):
-            if path.name != "step_00000004":
-                shutil.rmtree(path)
+                                    for e in self.evaluations_of(run)] for run in (name, "one")))
+        self.go_back("one", 4)
         self.assertEqual(self.train(2, self.deck_of("one", "encoder", **fixed, zero__stage=1)), want)
 
     def test_words_have_the_same_bits_on_every_layout_and_over_restarts(self):
@@ -126,9 +118,7 @@ class Bits(ClassifyTest):
         want = self.train(1, self.deck_of("one", "tagger", **fixed))
         self.assertEqual(self.train(4, self.deck_of(
             "four", "tagger", **fixed, parallel__tensor=2, zero__stage=3)), want)
-        for path in (self.dir / "one" / "checkpoints").glob("step_*"):
-            if path.name != "step_00000004":
-                shutil.rmtree(path)
+        self.go_back("one", 4)
         self.assertEqual(self.train(2, self.deck_of("one", "tagger", **fixed, parallel__pipeline=2)),
                          want)
 
@@ -163,7 +153,7 @@ class Verbs(ClassifyTest):
     def test_classify_says_what_evaluation_counts(self):
         self.train(2, self.deck_of("run", "encoder", data__validation=[str(self.prefix("classify"))],
                                    evaluate__every=classes.STEPS, evaluate__batches=0))
-        (last,) = self.evaluations("run")
+        (last,) = self.evaluations_of("run")
         job = self.run_job(0, "classify", self.dir / "run", self.lines("classify"), "--json")
         said = [json.loads(line) for line in job.output.splitlines() if line.startswith("{")]
         confusion = [[0] * 3 for _ in range(3)]
@@ -186,7 +176,7 @@ class Verbs(ClassifyTest):
         self.train(2, self.deck_of("run", "tagger", task__overlong="cut",
                                    data__validation=[str(self.prefix("tokens"))],
                                    evaluate__every=classes.STEPS, evaluate__batches=0))
-        (last,) = self.evaluations("run")
+        (last,) = self.evaluations_of("run")
         classify = ("classify", self.dir / "run")
         told = (self.lines("tokens"), *classes.TOLD["tokens"])
         job = self.run_job(0, *classify, *told, "--json")
@@ -244,7 +234,7 @@ class Verbs(ClassifyTest):
         self.train(1, self.deck_of("run", "tagger", task__labels=5, task__overlong="cut",
                                    data__validation=[str(self.prefix("tokens"))],
                                    evaluate__every=classes.STEPS, evaluate__batches=0))
-        (last,) = self.evaluations("run")
+        (last,) = self.evaluations_of("run")
         told = classes.TOLD["tokens"]
         job = self.run_job(0, "classify", self.dir / "run", self.lines("tokens"), *told, "--json")
         self.assertIn(f"accuracy {last['accuracy']:.4f} | F1 {last['f1']:.4f}", job.output)

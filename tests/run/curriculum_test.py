@@ -6,7 +6,6 @@ import itertools
 import math
 import operator
 import random
-import shutil
 import unittest
 
 from tessera import SOURCE, RunTest, metrics, tiny_deck, write_megatron
@@ -30,9 +29,6 @@ class CurriculumTest(RunTest):
         return self.deck(name, tiny_deck(self.corpus, **{
             **DECK, "batch__curriculum": {**GROWS, "cut": cut}, **changes}))
 
-    def steps(self, name):
-        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
-
     def test_every_layout_and_restart_has_the_same_bits(self):
         losses = {}
         for cut, layouts in LAYOUTS.items():
@@ -49,9 +45,7 @@ class CurriculumTest(RunTest):
             # Step 4 is within a phase. Steps that are done again must have the same bits.
             ranks, changes = layouts[-1]
             deck = self.deck_of(f"{cut}_0", cut, **changes)
-            for path in (self.dir / f"{cut}_0" / "checkpoints").glob("step_*"):
-                if path.name != "step_00000004":
-                    shutil.rmtree(path)
+            self.go_back(f"{cut}_0", 4)
             self.assertEqual(self.train(ranks, deck), want)
         self.assertNotEqual(losses["truncate"], losses["anew"], "they read other tokens")
         self.what_may_change()
@@ -61,7 +55,7 @@ class CurriculumTest(RunTest):
         tokens: a warm-up of 3 of 12 steps is over after a quarter of them."""
         seen = list(itertools.accumulate(map(operator.mul, LENGTHS, GLOBALS)))
         warm = next(tokens for tokens in seen if 4 * tokens >= seen[-1])
-        for e, length, tokens, samples in zip(self.steps(name), LENGTHS, seen,
+        for e, length, tokens, samples in zip(self.steps_of(name), LENGTHS, seen,
                                               itertools.accumulate(GLOBALS), strict=True):
             self.assertEqual((e["sequence"], e["tokens"], e["samples"]), (length, tokens, samples))
             done = tokens - ([0] + seen)[e["step"] - 1]
@@ -83,14 +77,14 @@ class CurriculumTest(RunTest):
             self.assertIn(text, job.output)
         deck = self.deck_of("truncate", "truncate", data__validation=[str(self.corpus)])
         self.train(1, deck, "run.steps=13", "batch.curriculum={table=[[0, 4]]}")
-        self.assertEqual(self.steps("truncate")[-1]["sequence"], 4)
+        self.assertEqual(self.steps_of("truncate")[-1]["sequence"], 4)
         for steps in (14, 15):  # a deck without a curriculum goes on from tokens of one
             self.train(1, deck, f"run.steps={steps}", "batch.curriculum={}")
         resumed = [e for e in metrics.read_events(self.dir / "truncate") if e["event"] == "resume"]
         changed = [[c["key"] for c in e["changed"]] for e in resumed]
         self.assertEqual([e["step"] for e in resumed[-3:]], [12, 13, 14])
         self.assertEqual(["batch.curriculum" in keys for keys in changed[-3:]], [True, True, False])
-        last = self.steps("truncate")[-1]
+        last = self.steps_of("truncate")[-1]
         self.assertEqual((last["step"], last["sequence"]), (15, 16))
         job = self.run_job(0, "evaluate", self.dir / "truncate")  # which has no use for it
         self.assertEqual(job.code, 0, job.output)

@@ -56,9 +56,6 @@ class DocumentsTest(RunTest):
         write_pair(self.dir / f"{name}.targets", 1, targets, lengths)
         return prefix
 
-    def steps_of(self, name):
-        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
-
 
 class Oracle(DocumentsTest):
     def check(self, family, layouts):
@@ -125,9 +122,7 @@ class Bits(DocumentsTest):
                     self.assertEqual(self.train(ranks, deck), want)
                     self.assertEqual(self.evaluations(name), self.evaluations(f"one_{positions}"))
             # Steps that are done again must have the same bits.
-            for path in (self.dir / f"one_{positions}" / "checkpoints").glob("step_*"):
-                if path.name != "step_00000002":
-                    shutil.rmtree(path)
+            self.go_back(f"one_{positions}", 2)
             again = self.deck(f"one_{positions}", tiny_deck(prefix, **fixed, zero__stage=1))
             self.assertEqual(self.train(2, again), want)
 
@@ -170,9 +165,7 @@ class TokenBudgets(DocumentsTest):
                 want = want or (numbers, steps)
                 self.assertEqual((numbers, steps), want)
             # Steps that are done again, on another layout, have the same rates and bits.
-            for path in (self.dir / f"{scaling}_0" / "checkpoints").glob("step_*"):
-                if path.name != "step_00000002":
-                    shutil.rmtree(path)
+            self.go_back(f"{scaling}_0", 2)
             again = self.deck(f"{scaling}_0", tiny_deck(self.dir / "corpus", **of_kind,
                                                         zero__stage=1))
             numbers = self.train(2, again)

@@ -205,6 +205,19 @@ class RunTest(unittest.TestCase):
         steps = metrics.last_steps(events)
         return {s: (e["loss"], e["grad_norm"]) for s, e in steps.items()}
 
+    def steps_of(self, name):
+        """What a run says of its steps, in order."""
+        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
+
+    def evaluations_of(self, name):
+        return [e for e in metrics.read_events(self.dir / name) if e["event"] == "evaluate"]
+
+    def go_back(self, name, step):
+        """Leaves a run nothing but its checkpoint of that step."""
+        for path in (self.dir / name / "checkpoints").glob("step_*"):
+            if path.name != f"step_{step:08}":
+                shutil.rmtree(path)
+
     def newest_step(self, name):
         """The last step that a running job has reported; 0 before the first."""
         try:
