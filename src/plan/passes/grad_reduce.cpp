@@ -46,7 +46,12 @@ class Reducer {
  public:
   Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
           const Scheduled& scheduled)
-      : plan_(plan), in_(in), states_(states), scheduled_(scheduled), momentum_(plan, in, states) {}
+      : plan_(plan),
+        in_(in),
+        states_(states),
+        scheduled_(scheduled),
+        routes_(in, plan.place),
+        momentum_(plan, in, states) {}
 
   std::vector<SummedGradient> run() {
     for (const GradientBuffer& g : scheduled_.gradients) ++use_of(g).left;
@@ -85,17 +90,7 @@ class Reducer {
   const UnitState& state() const { return states_[unit_]; }
   /// The ranks over which the unit's gradients are summed.
   MeshGroup sharers() const { return in_.model.units[unit_].traits.shared_by; }
-  /// Over them: of gradients as they are, of those in blocks, and of what is gathered.
-  struct Routes {
-    comm::Route sums, blocks, gathers;
-  };
-  const Routes& routes() {
-    const auto it = routes_.find(sharers());
-    if (it != routes_.end()) return it->second;
-    return routes_[sharers()] = {.sums = sum_route(in_, plan_.place, sharers()),
-                                 .blocks = gradient_route(in_, plan_.place, sharers()),
-                                 .gathers = gather_route(in_, plan_.place, sharers())};
-  }
+  const Routes& routes() { return routes_.of(unit_); }
   bool alone() const { return plan_.group(sharers()).size == 1; }
   bool in_blocks() const { return gradient_in_blocks(in_, in_.model.units[unit_], plan_.shape); }
   /// Whether momentum travels in place of the unit's gradient.
@@ -367,7 +362,7 @@ class Reducer {
   const Scheduled& scheduled_;
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
-  std::map<MeshGroup, Routes> routes_;
+  RoutesOfUnits routes_;
   MomentumExchange momentum_;
   std::map<std::size_t, View> lost_;           // by unit, with error feedback
   std::map<std::size_t, MeanOnItsWay> means_;  // of momentum, by unit

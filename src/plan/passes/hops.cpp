@@ -2,6 +2,17 @@
 
 namespace tessera::plan {
 
+const Routes& RoutesOfUnits::of(std::size_t unit) {
+  const MeshGroup sharers = in_.model.units[unit].traits.shared_by;
+  const auto [it, is_new] = made_.try_emplace(sharers);
+  if (is_new) {
+    it->second = {.sums = sum_route(in_, place_, sharers),
+                  .blocks = gradient_route(in_, place_, sharers),
+                  .gathers = gather_route(in_, place_, sharers)};
+  }
+  return it->second;
+}
+
 Calls gather_across(const comm::Route& route, const comm::AllGather& gather, const View& middle) {
   if (route.hops.size() == 1) return {};
   return {{Leg::across, comm::CollectiveCall{comm::AllGather{

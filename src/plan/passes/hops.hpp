@@ -2,10 +2,12 @@
 // several calls among some ranks of the group, which take the place of one among all.
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "comm/route.hpp"
 #include "core/enum_array.hpp"
+#include "plan/ir/inputs.hpp"
 #include "plan/passes/buffers.hpp"
 
 namespace tessera::plan {
@@ -42,6 +44,23 @@ using Calls = std::vector<LegCall>;
 inline std::int64_t shards_between(const comm::Route& route) {
   return route.hops.size() > 1 ? route.hops.back().ranks.count : 0;
 }
+
+/// How a unit travels among the ranks that share it: gradients as they are and in blocks, and what
+/// is gathered.
+struct Routes {
+  comm::Route sums, blocks, gathers;
+};
+/// Those of a rank's units, which are made once for each kind of sharers.
+class RoutesOfUnits {
+ public:
+  RoutesOfUnits(const PlanInputs& in, const MeshPlace& place) : in_(in), place_(place) {}
+  const Routes& of(std::size_t unit);
+
+ private:
+  const PlanInputs& in_;
+  const MeshPlace& place_;
+  std::map<MeshGroup, Routes> made_;
+};
 
 /// The first hop of a gather, across nodes: into `middle`, shards_between() shards. The second,
 /// within nodes, is from there. With a route of one hop there is one call, and no middle.

@@ -345,6 +345,7 @@ void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState
 /// What checkpoints have of errors: their sums over data ranks, and of compressed momentum those of
 /// its mean with them, as the step before has left them; a visit for each unit.
 void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  RoutesOfUnits routes(in, plan.place);
   Staging whole("errors on their way"), sums("sums of errors in nodes"),
       of_node("errors of sums of nodes"),
       of_hops[] = {Staging("staging of errors"), Staging("staging of errors between nodes")};
@@ -357,12 +358,12 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     if (!plan.shares[u].errors) continue;
-    const comm::Route route = sum_route(in, plan.place, in.model.units[u].traits.shared_by);
+    const MeshGroup sharers = in.model.units[u].traits.shared_by;
+    const comm::Route& route = routes.of(u).sums;
     const auto floats = [&](Staging& staging, std::int64_t n) {
       return View(staging.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
     };
-    const auto bytes =
-        sum_staging(route, plan.group(in.model.units[u].traits.shared_by), DType::f32);
+    const auto bytes = sum_staging(route, plan.group(sharers), DType::f32);
     const auto room = [&](std::size_t hop) { return of_hops[hop].view(plan, bytes[hop]); };
     const View full = floats(whole, s.layout.padded);
     const bool hops = bytes.size() > 1;
@@ -373,7 +374,7 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
                      hops ? floats(sums, shards_between(route) * s.layout.shard) : View{},
                      hops ? room(1) : View{})) {
       Op sum = op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call));
-      sum.group = in.model.units[u].traits.shared_by;
+      sum.group = sharers;
       add(std::move(sum));
     }
     for (Op& op : add_errors_of_mean(plan, in, u, s, of_node, of_hops[1])) add(std::move(op));

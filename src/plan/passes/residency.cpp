@@ -18,22 +18,6 @@ Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, LegCall call) 
           .waits = {}};
 }
 
-/// How units are gathered over the ranks that share them.
-class GatherRoutes {
- public:
-  GatherRoutes(const PlanInputs& in, const MeshPlace& place) : in_(in), place_(place) {}
-  const comm::Route& of(std::size_t unit) {
-    const MeshGroup group = in_.model.units[unit].traits.shared_by;
-    const auto it = routes_.find(group);
-    return it != routes_.end() ? it->second : routes_[group] = gather_route(in_, place_, group);
-  }
-
- private:
-  const PlanInputs& in_;
-  const MeshPlace& place_;
-  std::map<MeshGroup, comm::Route> routes_;
-};
-
 /// Whether other ranks update parts of these parameters.
 bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes(); }
 /// Whether they are published on the device where they live. Others are when they first come there.
@@ -52,7 +36,7 @@ std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
 void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   if (std::ranges::none_of(states, publishes_in_place)) return;
   const auto starts = visit_starts(plan);
-  GatherRoutes routes(in, plan.place);
+  RoutesOfUnits routes(in, plan.place);
   TurnStaging between("parameters between nodes");
   Insertions insertions;
   for (const auto& [unit, op] : first_uses(plan, states)) {
@@ -62,8 +46,8 @@ void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& sta
                        visit = in.offload.updates() ? plan.ops[op].visit - ahead : 0;
     const std::size_t at =
         visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second;
-    for (LegCall& call :
-         gather_over(plan, routes.of(unit), {.shard = s.own_shard, .full = s.parameters}, between))
+    for (LegCall& call : gather_over(plan, routes.of(unit).gathers,
+                                     {.shard = s.own_shard, .full = s.parameters}, between))
       insertions.before(at, gather_op(OpKind::publish, unit, in, std::move(call)));
   }
   insertions.apply(plan.ops);
@@ -222,7 +206,7 @@ class Gathers {
   /// A gather over the route. What was kept need not cross between nodes again; it begins with byte
   /// `at` of each shard.
   Calls travel(const comm::AllGather& gather, const Residence& r, std::int64_t at = 0) {
-    const comm::Route& route = routes_.of(r.unit);
+    const comm::Route& route = routes_.of(r.unit).gathers;
     const std::int64_t shards = shards_between(route), bytes = shards * gather.shard.span_bytes();
     View middle;
     if (bytes > 0) {
@@ -241,7 +225,7 @@ class Gathers {
   /// Whether the unit is gathered several times within the step.
   bool again(const Residence& r) const { return residences_[r.unit].size() > 1; }
   bool keeps_of_node(const Residence& r) {
-    return in_.sharding.secondary && routes_.of(r.unit).hops.size() > 1 && again(r) &&
+    return in_.sharding.secondary && routes_.of(r.unit).gathers.hops.size() > 1 && again(r) &&
            in_.model.units[r.unit].traits.shared_by == MeshGroup::data;
   }
   View keep(BufferId& id, const Residence& r, const char* what, BufferPurpose purpose,
@@ -255,7 +239,7 @@ class Gathers {
   Plan& plan_;
   const PlanInputs& in_;
   const Residences& residences_;
-  GatherRoutes routes_;
+  RoutesOfUnits routes_;
   std::vector<Kept> kept_;  // by unit
   TurnStaging arriving_{"parameters on their way"}, between_{"parameters between nodes"};
 };

@@ -348,9 +348,7 @@ class Scheduler {
   /// The ranks that divide experts, as the layer of these units sees them.
   model::ExpertRegion expert_region(const std::vector<std::size_t>& units) const {
     const comm::GroupShape& group = plan_.group(MeshGroup::experts);
-    model::ExpertRegion region{.ranks = group.size,
-                               .rank = plan_.rank_in(MeshGroup::experts),
-                               .remote = group.size - group.local};
+    model::ExpertRegion region{.ranks = group.size, .remote = group.size - group.local};
     for (const std::size_t u : units)
       if (sources(u) > 1) region.gradient_step = states_[u].layout.padded;
     return region;
