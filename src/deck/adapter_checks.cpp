@@ -10,7 +10,7 @@ class AdapterChecker : DeckChecker {
 
   void run() {
     if (!usable({"adapter.kind"})) return;
-    if (adapter_.kind == AdapterKind::none) return unused();
+    if (adapter_.kind == AdapterKind::none) return section_needs("adapter", "adapter.kind");
     at_most("adapter.rank", adapter_.rank, "model.hidden", deck_.model.hidden);
     if (usable({"adapter.targets"}) && adapter_.targets.empty()) {
       problem("adapter.targets",
@@ -21,33 +21,19 @@ class AdapterChecker : DeckChecker {
   }
 
  private:
-  /// Keys that say something of adapters that there are not.
-  void unused() {
-    for (const SchemaRow& row : schema_rows()) {
-      if (row.section != "adapter" || !loaded_.explicitly_set(row.name)) continue;
-      needs(row.name, row.field.get(deck_) != row.field.get(Deck{}), false, "adapter.kind");
-    }
-  }
-
   /// What does not go with adapters.
   void others() {
     const std::string kind = fmt::format("adapter.kind = \"{}\"", enum_word(adapter_.kind));
-    const auto not_with = [&](std::string_view key, bool used, std::string_view why,
-                              std::string_view remedy) {
-      if (!usable({key}) || !used) return;
-      problem(key, fmt::format("{} = {} is not possible with {}: {} ({})", key,
-                               value_text(find_row(key)->field.get(deck_)), kind, why, remedy));
-    };
-    not_with("task.kind", has_classes(deck_.task.kind),
+    not_with(kind, "task.kind", has_classes(deck_.task.kind),
              "the head that makes classes would stay as it is", "use lm or mlm");
-    not_with("optimizer.name", deck_.optimizer.compress_after.has_value(),
+    not_with(kind, "optimizer.name", deck_.optimizer.compress_after.has_value(),
              "adapters are small, and their momentum travels as it is", "use adamw or lamb");
-    not_with("optimizer.ema", deck_.optimizer.ema.has_value(),
+    not_with(kind, "optimizer.ema", deck_.optimizer.ema.has_value(),
              "the average of A and the average of B do not make that of their product",
              "leave it out");
     const bool blocks = deck_.zero.quantize.gradients != QuantizedGradients::none &&
                         deck_.zero.quantize.gradients != QuantizedGradients::automatic;
-    not_with("zero.quantize.gradients", blocks,
+    not_with(kind, "zero.quantize.gradients", blocks,
              "adapters are small, and their gradients travel as they are", "leave it out");
   }
 

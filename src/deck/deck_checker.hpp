@@ -60,6 +60,25 @@ class DeckChecker {
       problem(key, fmt::format("{} has no effect without {} (leave it out)", key, what));
   }
 
+  /// The same of all keys of a section but `others`, whose defaults follow from other keys.
+  void section_needs(std::string_view section, std::string_view what,
+                     std::initializer_list<std::string_view> others = {}) {
+    for (const SchemaRow& row : schema_rows()) {
+      if (row.section != section || std::ranges::find(others, row.name) != others.end() ||
+          !loaded_.explicitly_set(row.name))
+        continue;
+      needs(row.name, row.field.get(deck_) != row.field.get(Deck{}), false, what);
+    }
+  }
+
+  /// A key whose value does not go with another's, which `other` says.
+  void not_with(std::string_view other, std::string_view key, bool used, std::string_view why,
+                std::string_view remedy) {
+    if (!usable({key}) || !used) return;
+    problem(key, fmt::format("{} = {} is not possible with {}: {} ({})", key,
+                             value_text(find_row(key)->field.get(deck_)), other, why, remedy));
+  }
+
   const LoadedDeck& loaded_;
   const Deck& deck_;
   Problems& problems_;

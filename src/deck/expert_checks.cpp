@@ -27,11 +27,7 @@ class ExpertsChecker : DeckChecker {
   /// keys say nothing.
   void unused() {
     needs("parallel.experts", deck_.parallel.experts > 1, false, "moe.experts");
-    for (const SchemaRow& row : schema_rows()) {
-      const bool follows = row.name == "moe.ffn_hidden" || row.name == "moe.normalize";
-      if (row.section != "moe" || follows || !loaded_.explicitly_set(row.name)) continue;
-      needs(row.name, row.field.get(deck_) != row.field.get(Deck{}), false, "moe.experts");
-    }
+    section_needs("moe", "moe.experts", {"moe.ffn_hidden", "moe.normalize"});
   }
 
   void layers() {
@@ -100,25 +96,18 @@ class ExpertsChecker : DeckChecker {
                   chunks > 1 ? fmt::format(" in {} parts of moe.split = \"experts\"", chunks) : "",
                   fmt::join(legal, ", ")));
     }
-    const auto refuse = [&](std::string_view key, bool is, std::string_view value,
-                            std::string_view why) {
-      if (usable({key}) && is)
-        problem(key, fmt::format("{} = {} is not possible with parallel.experts = {}: {}", key,
-                                 value, ranks, why));
-    };
-    refuse("zero.tiles", deck_.zero.tiles > 1, std::to_string(deck_.zero.tiles),
-           "experts of other ranks are no part of a tile (use 1)");
-    const auto optimizer = enum_word(deck_.optimizer.name);
-    refuse("optimizer.name",
-           deck_.optimizer.name == OptimizerName::muon ||
-               deck_.optimizer.name == OptimizerName::onebit_adam ||
-               deck_.optimizer.name == OptimizerName::onebit_lamb,
-           fmt::format("\"{}\"", optimizer),
-           "its exchanges are among all data ranks, which have different experts (use another, or "
-           "parallel.experts = 1)");
-    refuse("run.reproducible",
-           deck_.run.reproducible == Reproducible::layout && (ranks & (ranks - 1)) != 0,
-           "\"layout\"", "its sums are of powers of two (give parallel.experts = 2, 4, ..)");
+    const std::string divided = fmt::format("parallel.experts = {}", ranks);
+    not_with(divided, "zero.tiles", deck_.zero.tiles > 1,
+             "experts of other ranks are no part of a tile", "use 1");
+    const OptimizerName optimizer = deck_.optimizer.name;
+    not_with(divided, "optimizer.name",
+             optimizer == OptimizerName::muon || optimizer == OptimizerName::onebit_adam ||
+                 optimizer == OptimizerName::onebit_lamb,
+             "its exchanges are among all data ranks, which have different experts",
+             "use another, or parallel.experts = 1");
+    not_with(divided, "run.reproducible",
+             deck_.run.reproducible == Reproducible::layout && (ranks & (ranks - 1)) != 0,
+             "its sums are of powers of two", "give parallel.experts = 2, 4, ..");
   }
 
   /// What does not go with experts.

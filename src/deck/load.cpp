@@ -8,7 +8,6 @@
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
-#include <type_traits>
 
 #include "core/error.hpp"
 #include "core/sharding.hpp"
@@ -40,22 +39,18 @@ std::string remedy(const SchemaRow& row, const Value& value) {
 }
 
 /// What a model directory says, as decks would.
-decltype(Value::data) data_of(const ArchitectureKey& key) {
-  const auto* texts = std::get_if<std::vector<std::string>>(&key.value);
-  if (texts != nullptr) {
+struct AsInDecks {
+  using Data = decltype(Value::data);
+  template <typename T>
+  Data operator()(const T& held) const {
+    return held;
+  }
+  Data operator()(const std::vector<std::string>& texts) const {
     List list;
-    for (const std::string& text : *texts) list.push_back({.data = text, .place = {}});
+    for (const std::string& text : texts) list.push_back({.data = text, .place = {}});
     return list;
   }
-  return std::visit(
-      [](const auto& held) -> decltype(Value::data) {
-        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(held)>, std::vector<std::string>>)
-          return {};
-        else
-          return held;
-      },
-      key.value);
-}
+};
 
 /// Fills a Deck from the strongest source of each key to the weakest.
 class Resolver {
@@ -97,7 +92,7 @@ class Resolver {
       const std::string& name = key.key;
       TESSERA_CHECK(find_row(name), "{} gives unknown key {}", key.place, name);
       Value value;
-      value.data = data_of(key);
+      value.data = std::visit(AsInDecks{}, key.value);
       value.place = SourceLocation{key.place, 0, 0};
       if (loaded_.origins.contains(name)) {
         if (key.fixed && find_row(name)->rules.on_resume == OnResume::architecture)
