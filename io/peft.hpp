@@ -38,7 +38,12 @@ void export_peft(const PeftExport& options, const std::set<std::string>& stems,
                  const std::function<void(std::string_view parameter, std::int64_t begin,
                                           std::span<float> out)>& source);
 
-inline constexpr std::string_view kPeftConfigFile = "adapter_config.json";
+inline constexpr std::string_view kPeftConfigFile = "adapter_config.json",
+                                  kPeftTensorsFile = "adapter_model.safetensors";
+/// How names of parameters end: of what an adapter is beside, and of its matrices.
+inline constexpr std::string_view kPeftWeight = ".weight", kPeftA = ".lora_a", kPeftB = ".lora_b";
+/// What names of modules begin with in files.
+inline constexpr std::string_view kPeftModule = "base_model.model.";
 
 /// What an adapter_config.json says.
 struct PeftConfig {

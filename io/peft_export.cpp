@@ -13,8 +13,6 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::string_view kPeftWeight = ".weight";
-
 /// A module of the model and its parameters that have adapters.
 struct Module {
   std::string name;
@@ -77,7 +75,7 @@ void append_a(SafetensorsWriter& file, const Module& module, std::int64_t rank,
               const ParameterSource& source) {
   for (const HfTensor& part : module.parts) {
     std::vector<float> a(static_cast<std::size_t>(rank * part.cols()));
-    source(stem_of(part.parameter) + ".lora_a", 0, a);
+    source(stem_of(part.parameter) + std::string(kPeftA), 0, a);
     file.append(a);
   }
 }
@@ -90,7 +88,7 @@ void append_b(SafetensorsWriter& file, const Module& module, std::int64_t rank,
   std::int64_t column = 0;
   for (const HfTensor& part : module.parts) {
     std::vector<float> b(static_cast<std::size_t>(part.rows() * rank));
-    source(stem_of(part.parameter) + ".lora_b", 0, b);
+    source(stem_of(part.parameter) + std::string(kPeftB), 0, b);
     for (std::int64_t i = 0; i < std::ssize(b); ++i) {
       const std::int64_t row = part.stored_row(i / rank);
       all[static_cast<std::size_t>(row * module.rank + column + i % rank)] =
@@ -109,13 +107,13 @@ void export_peft(const PeftExport& options, const std::set<std::string>& stems,
   const std::filesystem::path directory = empty_directory(options.directory);
   std::vector<SafetensorsWriter::Tensor> tensors;
   for (const Module& module : modules) {
-    const std::string name = "base_model.model." + module.name;
+    const std::string name = std::string(kPeftModule) + module.name;
     tensors.push_back({name + ".lora_A.weight", {module.rank, module.parts[0].cols()}});
     tensors.push_back({name + ".lora_B.weight", {module.parts[0].stored_rows, module.rank}});
   }
   PartialDirectory partial(directory.string() + ".partial");
-  write_text(partial / "adapter_config.json", config_text(options, modules));
-  SafetensorsWriter file(partial / "adapter_model.safetensors", options.type, tensors);
+  write_text(partial / kPeftConfigFile, config_text(options, modules));
+  SafetensorsWriter file(partial / kPeftTensorsFile, options.type, tensors);
   for (const Module& module : modules) {
     append_a(file, module, options.rank, source);
     append_b(file, module, options.rank, source);

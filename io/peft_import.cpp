@@ -19,7 +19,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t kLargestPeftConfig = std::int64_t{1} << 20;
-constexpr std::string_view kWeightEnd = ".weight", kLoraA = ".lora_a", kLoraB = ".lora_b";
 constexpr std::size_t kPeftProblemsShown = 20;
 
 /// Settings that change what an adapter computes, and are not supported: they must be absent,
@@ -126,7 +125,7 @@ double PeftAdapters::scale_of(double alpha, std::int64_t rank) const {
 
 PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& architecture)
     : config_(read_peft_config(directory)),
-      file_(directory / "adapter_model.safetensors"),
+      file_(directory / kPeftTensorsFile),
       layers_(architecture.layers) {
   const auto& tensors = file_.tensors();
   std::set<std::string, std::less<>> left;
@@ -138,13 +137,13 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
     return found == tensors.end() ? nullptr : &found->second;
   };
   for (const HfTensor& tensor : hf_tensors(architecture)) {
-    if (!tensor.parameter.ends_with(kWeightEnd) || !tensor.parameter.starts_with("block."))
+    if (!tensor.parameter.ends_with(kPeftWeight) || !tensor.parameter.starts_with("block."))
       continue;
     if (tensor.shape.size() != 2 || tensor.parameter.find(".mlp.router.") != std::string::npos ||
         tensor.parameter.find(".mlp.expert.") != std::string::npos)
       continue;
-    const std::string module = tensor.tensor.substr(0, tensor.tensor.size() - kWeightEnd.size());
-    const std::string name = "base_model.model." + module;
+    const std::string module = tensor.tensor.substr(0, tensor.tensor.size() - kPeftWeight.size());
+    const std::string name = std::string(kPeftModule) + module;
     const SafetensorsEntry *a = find(name + ".lora_A.weight"), *b = find(name + ".lora_B.weight");
     if (a == nullptr && b == nullptr) continue;
     const std::int64_t rank = a != nullptr && a->shape.size() == 2 ? a->shape[0] : 0;
@@ -159,7 +158,8 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
     double alpha = config_.alpha;
     for (const auto& [end, own] : config_.alphas)
       if (module == end || module.ends_with("." + end)) alpha = own;
-    const std::string stem(tensor.parameter.substr(0, tensor.parameter.size() - kWeightEnd.size()));
+    const std::string stem(
+        tensor.parameter.substr(0, tensor.parameter.size() - kPeftWeight.size()));
     adapters_[stem] = {
         .tensor = tensor, .a = a, .b = b, .module = name, .scale = scale_of(alpha, rank)};
     if (rank > rank_) rank_ = rank, alpha_ = alpha;
@@ -185,17 +185,17 @@ std::vector<std::string> PeftAdapters::targets() const {
   std::vector<std::string> patterns;
   for (const auto& [end, stems] : by_end) {
     if (std::ssize(stems) == layers_) {
-      patterns.push_back("*" + end + std::string(kWeightEnd));
+      patterns.push_back("*" + end + std::string(kPeftWeight));
     } else {
-      for (const std::string& stem : stems) patterns.push_back(stem + std::string(kWeightEnd));
+      for (const std::string& stem : stems) patterns.push_back(stem + std::string(kPeftWeight));
     }
   }
   return patterns;
 }
 
 const PeftAdapters::Adapter* PeftAdapters::adapter_of(std::string_view parameter) const {
-  if (!parameter.ends_with(kLoraA) && !parameter.ends_with(kLoraB)) return nullptr;
-  const auto found = adapters_.find(parameter.substr(0, parameter.size() - kLoraA.size()));
+  if (!parameter.ends_with(kPeftA) && !parameter.ends_with(kPeftB)) return nullptr;
+  const auto found = adapters_.find(parameter.substr(0, parameter.size() - kPeftA.size()));
   return found == adapters_.end() ? nullptr : &found->second;
 }
 
@@ -204,7 +204,7 @@ bool PeftAdapters::has(std::string_view parameter) const {
 }
 
 std::string PeftAdapters::place(std::string_view parameter, std::int64_t element) const {
-  const bool is_a = parameter.ends_with(kLoraA);
+  const bool is_a = parameter.ends_with(kPeftA);
   return fmt::format("{}: {}.lora_{}.weight, element {} of {}", file_.path().string(),
                      adapter_of(parameter)->module, is_a ? 'A' : 'B', element, parameter);
 }
@@ -214,7 +214,7 @@ void PeftAdapters::read(std::string_view parameter, std::int64_t begin,
   const Adapter& adapter = *adapter_of(parameter);
   const std::int64_t rank = adapter.a->shape[0], columns = adapter.tensor.cols();
   std::ranges::fill(out, 0.0F);
-  if (parameter.ends_with(kLoraA)) {
+  if (parameter.ends_with(kPeftA)) {
     const std::int64_t there = std::min(std::ssize(out), rank * columns - begin);
     if (there > 0) file_.read(*adapter.a, begin, out.first(static_cast<std::size_t>(there)));
     return;

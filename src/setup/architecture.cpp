@@ -45,7 +45,7 @@ void add_adapter_keys(std::vector<deck::ArchitectureKey>& keys, const std::strin
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory,
                                                      const deck::LoadedDeck& said) {
   std::vector<deck::ArchitectureKey> keys;
-  const auto path = io::base_directory(directory) / "config.json";
+  const std::filesystem::path base = io::base_directory(directory), path = base / "config.json";
   const io::HfConfig config = io::read_hf_config(path, wanted_head(path, said));
   const bool no_dense_layer =
       said.explicitly_set("model.head_hidden") && said.deck.model.head_hidden == 0;
@@ -57,9 +57,9 @@ std::vector<deck::ArchitectureKey> read_architecture(const std::string& director
   }
   if (config.head == HeadWeights::fresh)
     keys.push_back({"model.init_head", std::string(enum_word(config.head)), path.string()});
-  if (directory != io::base_directory(directory)) add_adapter_keys(keys, directory, config);
+  if (directory != base) add_adapter_keys(keys, directory, config);
   if (config.architecture.task != "mlm" || config.architecture.mask_token >= 0) return keys;
-  const auto tokenizer = io::base_directory(directory) / "tokenizer.json";
+  const auto tokenizer = base / "tokenizer.json";
   if (const auto mask = io::mask_token_of(tokenizer))
     keys.push_back({"task.mask_token", std::int64_t{*mask}, tokenizer.string()});
   return keys;

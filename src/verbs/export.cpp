@@ -25,17 +25,23 @@ struct ExportOptions {
   std::string weights;
 };
 
+using ParametersByName = std::map<std::string, const model::ParamDesc*, std::less<>>;
+ParametersByName by_name_of(std::span<const model::UnitDesc> units) {
+  ParametersByName by_name;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) by_name[p.name] = &p;
+  }
+  return by_name;
+}
+
 /// The adapters alone, for PEFT.
 void export_adapters(const ExportOptions& o, const ModelSource& source, DType type) {
   const deck::AdapterSection& adapter = source.model.adapter;
   const auto units = model::model_units(setup::model_config(source.model, source.task));
-  std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
+  const auto by_name = by_name_of(units);
   std::set<std::string> stems;
-  for (const auto& unit : units) {
-    for (const auto& p : unit.params) {
-      by_name[p.name] = &p;
-      if (const auto stem = model::adapted_by(p.name)) stems.insert(*stem);
-    }
+  for (const auto& [name, parameter] : by_name) {
+    if (const auto stem = model::adapted_by(name)) stems.insert(*stem);
   }
   const auto found = find_checkpoint(o.checkpoint);
   std::string base = found ? io::Checkpoint::open(found->path).header().source : "";
@@ -76,14 +82,7 @@ ExitCode run(const ExportOptions& o) {
   }
   const ModelSource source = adapted ? merged(opened) : opened;
   const auto units = model::model_units(setup::model_config(source.model, source.task));
-  std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
-  std::set<std::string> stems;
-  for (const auto& unit : units) {
-    for (const auto& p : unit.params) {
-      by_name[p.name] = &p;
-      if (const auto stem = model::adapted_by(p.name)) stems.insert(*stem);
-    }
-  }
+  const auto by_name = by_name_of(units);
   std::optional<io::Tokenizer> tokenizer;
   if (source.tokenizer) {
     tokenizer = io::open_kept_tokenizer(*source.tokenizer);
