@@ -49,7 +49,7 @@ struct TensorRegion {
 /// The ranks that divide a layer's experts among them, each with its own tokens (Lepikhin et al.
 /// 2020, GShard, section 3).
 struct ExpertRegion {
-  std::int64_t ranks = 1, rank = 0;
+  std::int64_t ranks = 1;
   std::int64_t remote = 0;  // of them, on other nodes
   /// Elements from the gradients that are made of one rank's tokens to those of the next rank's; 0:
   /// they are added up.

@@ -210,19 +210,11 @@ UnitDesc take_experts(UnitDesc& block) {
 }
 
 /// Adds a block: what is in no tile and not quantised, then the tiles of each sub-layer, or all
-/// that is quantised; then experts that data ranks divide among them.
-void add_block(std::vector<UnitDesc>& units, UnitDesc block, std::int64_t chunks,
+/// that is quantised.
+void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t chunks,
                const UnitDivision& division) {
   const bool tiled = division.tiles > 1;
-  if (division.expert_ranks) {
-    UnitDesc experts = take_experts(block);
-    UnitDivision others = division;
-    others.expert_ranks = false;
-    add_block(units, std::move(block), chunks, others);
-    if (!experts.params.empty()) units.push_back(std::move(experts));
-    return;
-  }
-  if (!tiled && division.block == 0) return units.push_back(std::move(block));
+  if (!tiled && division.block == 0) return units.push_back(block);
   const auto apart = [&](const ParamDesc& p) {
     return (!tiled || p.tensor_axis >= 0) && (division.block == 0 || in_blocks(p, chunks));
   };
@@ -343,7 +335,10 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
   if (c.embedding_norm) add_norm_unit("embedding_norm", UnitKind::embedding_norm);
   for (std::int64_t i = 0; i < c.layers; ++i) {
     const UnitDesc whole = block(c, i, chunks, division.experts);
-    add_block(units, whole, chunks, division);
+    UnitDesc own = whole, experts;
+    if (division.expert_ranks) experts = take_experts(own);
+    add_block(units, own, chunks, division);
+    if (!experts.params.empty()) units.push_back(std::move(experts));
     if (c.adapter.rank > 0) add_adapters(units, c.adapter, whole);
   }
   if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);

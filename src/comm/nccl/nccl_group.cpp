@@ -145,20 +145,7 @@ class NcclGroup : public Group {
         e);
   }
 
-  void queue(const AllToAll& c) {
-    const std::int64_t bytes = c.send.cols();
-    together([&] {
-      for (std::int64_t i = 0; i < c.ranks.count; ++i) {
-        const std::int64_t k =
-            (c.ranks.index(rank_) + i) % c.ranks.count;  // each starts with another peer
-        const auto peer = static_cast<int>(c.ranks.rank(k));
-        NCCL_TRY(ncclSend(c.send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
-                          queue_.stream));
-        NCCL_TRY(ncclRecv(c.receive.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
-                          queue_.stream));
-      }
-    });
-  }
+  void queue(const AllToAll& c) { exchange_slots(c.send, c.receive, c.ranks); }
 
   void queue(const AllToAllV& c) {
     const std::int64_t size = size_of(c.send ? c.send.type : c.receive.type);
@@ -178,15 +165,18 @@ class NcclGroup : public Group {
   }
 
   /// Whole slots: how many rows are used is known on the device alone.
-  void queue(const ExchangeRows& c) {
-    const std::int64_t bytes = c.send.span_bytes() / shape_.size;
+  void queue(const ExchangeRows& c) { exchange_slots(c.send, c.receive, {.count = shape_.size}); }
+
+  /// Equal parts of `send` go to the ranks in their order, and parts of `receive` come from them.
+  void exchange_slots(const View& send, const View& receive, const RankGroup& ranks) {
+    const std::int64_t bytes = send.span_bytes() / ranks.count;
     together([&] {
-      for (std::int64_t i = 0; i < shape_.size; ++i) {
-        const std::int64_t k = (rank_ + i) % shape_.size;  // each starts with another peer
-        const auto peer = static_cast<int>(k);
-        NCCL_TRY(ncclSend(c.send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+      for (std::int64_t i = 0; i < ranks.count; ++i) {
+        const std::int64_t k = (ranks.index(rank_) + i) % ranks.count;  // each starts with another
+        const auto peer = static_cast<int>(ranks.rank(k));
+        NCCL_TRY(ncclSend(send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
                           queue_.stream));
-        NCCL_TRY(ncclRecv(c.receive.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+        NCCL_TRY(ncclRecv(receive.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
                           queue_.stream));
       }
     });
