@@ -170,7 +170,8 @@ double number_of(const JsonCursor& value) {
 json json_of(const CheckpointLayout& layout) {
   json all = {{"world", layout.world}};
   for (const Axis& a : kAxes) all[a.name] = layout.mesh.*a.size;
-  if (layout.mesh.experts > 1) all["experts"] = layout.mesh.experts;
+  for (const Division& d : kDivisions)
+    if (layout.mesh.*d.ranks > 1) all[d.name] = layout.mesh.*d.ranks;
   all["zero_stage"] = layout.zero_stage;
   return all;
 }
@@ -178,10 +179,12 @@ json json_of(const CheckpointLayout& layout) {
 CheckpointLayout layout_of(const JsonCursor& value) {
   CheckpointLayout layout{.world = value["world"].integer(1, kMaxRanks)};
   for (const Axis& a : kAxes) layout.mesh.*a.size = value[a.name].integer(1, kMaxRanks);
-  if (const auto experts = value.find("experts"))
-    layout.mesh.experts = experts->integer(1, layout.mesh.data);
-  if (layout.mesh.data % layout.mesh.experts != 0)
-    value["experts"].expected("a divisor of the data ranks");
+  for (const Division& d : kDivisions) {
+    if (const auto given = value.find(d.name))
+      layout.mesh.*d.ranks = given->integer(1, layout.mesh.data);
+    if (layout.mesh.data % layout.mesh.*d.ranks != 0)
+      value[d.name].expected("a divisor of the data ranks");
+  }
   layout.zero_stage = static_cast<int>(value["zero_stage"].integer(0, kZeroStages - 1));
   return layout;
 }

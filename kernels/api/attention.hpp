@@ -25,25 +25,28 @@ struct AttentionShape {
   std::int64_t kv_head_of(std::int64_t head) const {
     return (skip + head) / (group > 0 ? group : heads / kv_heads);
   }
-  /// How many pairs of the last `queries` of `keys` tokens and a key that mask and window let it
-  /// see there are. Documents, which are known when a step runs, make them fewer.
-  double most_pairs(std::int64_t queries, std::int64_t keys) const;
+  /// How many pairs of one of `queries` tokens from `first` on, of `keys`, and a key that mask and
+  /// window let it see there are. Documents, which are known when a step runs, make them fewer.
+  double most_pairs(std::int64_t first, std::int64_t queries, std::int64_t keys) const;
 };
 
-inline double AttentionShape::most_pairs(std::int64_t queries, std::int64_t keys) const {
-  const std::int64_t reach = window > 0 && window < keys ? window : keys;
+inline double AttentionShape::most_pairs(std::int64_t first, std::int64_t queries,
+                                         std::int64_t keys) const {
+  const std::int64_t reach = window > 0 && window < keys ? window : keys, end = first + queries;
   // 1 + 2 + .. + n, each at most `most`.
   const auto sum = [](std::int64_t n, std::int64_t most) {
     const auto up = static_cast<double>(n < most ? n : most);
     return up * (up + 1) / 2 + (n > most ? static_cast<double>(n - most) * up : 0);
   };
-  const double earlier = sum(keys, reach) - sum(keys - queries, reach);  // and their own
-  return mask == AttentionMask::causal ? earlier : earlier + sum(queries - 1, reach - 1);
+  const double earlier = sum(end, reach) - sum(first, reach);  // and their own
+  if (mask == AttentionMask::causal) return earlier;
+  const auto later = [&](std::int64_t token) { return sum(keys - 1 - token, reach - 1); };
+  return earlier + later(first) - (end < keys ? later(end) : 0);
 }
 
-/// out = softmax(scale q k^T, masked) v. Query t is token (S - T) + t of the keys' sample: S = T in
-/// training, S > T when keys of earlier tokens come from a cache. It sees the keys that the shape's
-/// mask and window let it see, of its own document. Dropout acts on probabilities,
+/// out = softmax(scale q k^T, masked) v. Query t is token first + t of the keys' sample: the last T
+/// where keys of earlier tokens come from a cache, any T where ranks have parts of a sequence. It
+/// sees the keys that the shape's mask and window let it see, of its own document. Dropout acts on probabilities,
 /// element (h T + t) S + s of its sample. q, k and v may be column ranges of one (B, T, (H + 2 KV)
 /// D) matrix.
 struct Attention {
@@ -56,12 +59,15 @@ struct Attention {
   View documents;  // see check_documents; absent: a sample is one document
   AttentionShape shape;
   Dropout dropout;
+  std::int64_t first = -1;  // below 0: S - T
   View scratch;
 
+  /// The token of the first query.
+  std::int64_t first_token() const { return first < 0 ? k.extent(1) - q.extent(1) : first; }
   /// Of what mask and window let queries see; documents are not looked at.
   double flop() const {
     return 4.0 * static_cast<double>(q.extent(0) * q.cols()) *
-           shape.most_pairs(q.extent(1), k.extent(1));
+           shape.most_pairs(first_token(), q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -88,8 +94,16 @@ inline void check_heads(const AttentionShape& s, const View& q, const View& k, c
                 s.heads, s.kv_heads, s.head_dim);
 }
 
-inline void check(const Attention& a) {
+/// Of an Attention or its backward.
+template <typename Operation>
+void check_queries(const Operation& a) {
   check_heads(a.shape, a.q, a.k, a.v);
+  TESSERA_CHECK(a.first_token() + a.q.extent(1) <= a.k.extent(1), "{} queries from token {} of {}",
+                a.q.extent(1), a.first_token(), a.k.extent(1));
+}
+
+inline void check(const Attention& a) {
+  check_queries(a);
   check_documents(a.documents, a.k.extent(0), a.k.extent(1));
   check_same_type({a.q, a.k, a.v, a.out});
   check_same_matrix({a.q, a.out});
@@ -102,7 +116,8 @@ inline void check(const Attention& a) {
 /// is fastest, where a device has such a way.
 enum class SumOrder : std::uint8_t { fixed, any };
 
-/// Gradients of Attention with S = T. Scores are computed again from q, k and lse.
+/// Gradients of Attention. Scores are computed again from q, k and lse. d_k and d_v are those that
+/// these queries give, of all keys; they may be f32 beside 16-bit operands, and be added to.
 struct AttentionBackward {
   static constexpr const char* kName = "attention_backward";
   View q, k, v;        // as in Attention
@@ -114,31 +129,35 @@ struct AttentionBackward {
   AttentionShape shape;
   Dropout dropout;
   SumOrder order = SumOrder::fixed;
+  std::int64_t first = -1;         // as in Attention
+  Write write = Write::overwrite;  // of d_k and d_v
   View scratch;
 
+  std::int64_t first_token() const { return first < 0 ? k.extent(1) - q.extent(1) : first; }
   /// As of Attention.
   double flop() const {
     return 10.0 * static_cast<double>(q.extent(0) * q.cols()) *
-           shape.most_pairs(q.extent(1), k.extent(1));
+           shape.most_pairs(first_token(), q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.out, Access::read);
     f(s.lse, Access::read), f(s.documents, Access::read), f(s.d_out, Access::read),
         f(s.dropout.samples, Access::read);
-    f(s.d_q, Access::write), f(s.d_k, Access::write), f(s.d_v, Access::write),
+    f(s.d_q, Access::write), f(s.d_k, access_of(s.write)), f(s.d_v, access_of(s.write)),
         f(s.scratch, Access::write);
   }
 };
 
 inline void check(const AttentionBackward& a) {
-  check_heads(a.shape, a.q, a.k, a.v);
+  check_queries(a);
   check_documents(a.documents, a.k.extent(0), a.k.extent(1));
-  check_same_type({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
+  check_same_type({a.q, a.k, a.v, a.out, a.d_out, a.d_q});
+  check_same_type({a.d_k.type == DType::f32 ? a.d_v : a.q, a.d_k});
+  check_same_type({a.d_k, a.d_v});
   check_same_matrix({a.q, a.out, a.d_out, a.d_q});
   check_same_matrix({a.k, a.v, a.d_k, a.d_v});
   const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
-  TESSERA_CHECK(a.k.extent(1) == tokens, "{} queries, {} keys", tokens, a.k.extent(1));
   check_flat({a.lse}, DType::f32, samples * a.shape.heads * tokens);
   check_dropout(a.dropout, samples);
 }

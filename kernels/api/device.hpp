@@ -68,6 +68,7 @@ namespace tessera::kernels {
   F(FollowRatio) \
   F(Fill) \
   F(Convert) \
+  F(OrderChunks) \
   F(Scale) \
   F(Blend) \
   F(DivideByNorm) \

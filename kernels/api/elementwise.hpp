@@ -50,6 +50,54 @@ inline void check(const Convert& a) {
   if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
 }
 
+/// Which tokens of a sequence each of P equal shares of it has, for causal attention: of 2 P equal
+/// chunks share p has the p-th and the p-th from the end, so that all shares have as many pairs of a
+/// query and a key that it sees (Dubey et al. 2024, Llama 3, section 3.3.2).
+struct ZigzagChunks {
+  std::int64_t shares = 1;  // P
+
+  constexpr std::int64_t count() const { return 2 * shares; }
+  /// The chunk that is a share's half 0 or 1.
+  constexpr std::int64_t chunk_of(std::int64_t share, std::int64_t half) const {
+    return half == 0 ? share : count() - 1 - share;
+  }
+  /// Where a row of (P, 2, B, T) is in the order of tokens, (B, 2 P T).
+  constexpr std::int64_t row_by_tokens(std::int64_t row, std::int64_t samples,
+                                       std::int64_t tokens) const {
+    const std::int64_t chunk = row / tokens, sample = chunk % samples, place = chunk / samples;
+    return (sample * count() + chunk_of(place / 2, place % 2)) * tokens + row % tokens;
+  }
+};
+
+/// out = x with its chunks in the order of tokens, or back. Ordered by shares x is (P, 2, B, T, C):
+/// of each share both halves, of each half all samples' chunks of T tokens; by tokens it is (B, 2 P
+/// T, C).
+struct OrderChunks {
+  enum class To : std::uint8_t { tokens, shares };
+  static constexpr const char* kName = "order_chunks";
+  View x, out;  // matrices of one type, whose rows may be any distance apart
+  std::int64_t samples = 1;  // B
+  ZigzagChunks chunks;
+  To to = To::tokens;
+  View scratch;
+
+  /// Rows of a chunk, T.
+  std::int64_t tokens() const { return x.rows() / (chunks.count() * samples); }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const OrderChunks& a) {
+  check_floats({a.x, a.out});
+  check_same_type({a.x, a.out});
+  check_same_matrix({a.x.matrix(), a.out.matrix()});
+  TESSERA_CHECK(a.samples > 0 && a.chunks.shares > 0 &&
+                    a.x.rows() % (a.chunks.count() * a.samples) == 0,
+                "{} rows of {} samples in {} shares", a.x.rows(), a.samples, a.chunks.shares);
+}
+
 /// out = factor x.
 struct Scale {
   static constexpr const char* kName = "scale";

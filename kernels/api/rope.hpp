@@ -26,8 +26,9 @@ struct RopeScaling {
 
 /// Rotary positions (Su et al. 2021), in place. The pair i of the first R columns of each head
 /// turns by (first_position + t) theta^(-2 i / R), changed as `scaling` says; with documents,
-/// positions count from the begin of the token's document. Direction::inverse turns the gradient
-/// back: it is the transpose, so that yarn's magnitude multiplies there too.
+/// positions count from the begin of the token's document, where a sample is a part of a sequence
+/// from one before it. Direction::inverse turns the gradient back: it is the transpose, so that
+/// yarn's magnitude multiplies there too.
 struct Rope {
   enum class Direction : std::uint8_t { forward, inverse };
   static constexpr const char* kName = "rope";
@@ -36,12 +37,15 @@ struct Rope {
   std::int64_t head_dim = 0;
   std::int64_t rotary_dim = 0;      // R; 0: D
   std::int64_t first_position = 0;  // 0 with documents
+  std::int64_t longest = 0;         // tokens of a document at most; 0: T
   double theta = 10000.0;
   RopePairs pairs = RopePairs::halves;
   RopeScaling scaling;
   Direction direction = Direction::forward;
   View scratch;
 
+  /// Positions from the first one on that tokens may have.
+  std::int64_t positions() const { return longest > 0 ? longest : x.extent(1); }
   /// Columns of a head that turn.
   std::int64_t turned() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
   template <typename Self, typename F>

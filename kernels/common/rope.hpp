@@ -40,7 +40,7 @@ inline Turns turns_of(const Rope& a) {
   Turns turns{.theta = a.theta,
               .dim = a.turned(),
               .first = a.first_position,
-              .tokens = a.x.extent(1),
+              .tokens = a.positions(),
               .scaling = s.kind,
               .factor = s.factor,
               .context = context};

@@ -30,6 +30,21 @@ void run(const Convert& a, const Context& context) {
   });
 }
 
+void run(const OrderChunks& a, const Context& context) {
+  check(a);
+  const std::int64_t tokens = a.tokens();
+  const View x = a.x.matrix(), out = a.out.matrix();
+  const auto bytes = static_cast<std::size_t>(x.cols() * size_of(x.type));
+  const auto row = [](const View& v, std::int64_t i) { return v.data + i * v.ld * size_of(v.type); };
+  parallel_ranges(context.threads, x.rows(), 1, [&](Range rows) {
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+      const std::int64_t other = a.chunks.row_by_tokens(i, a.samples, tokens);
+      const bool to_tokens = a.to == OrderChunks::To::tokens;
+      std::memcpy(row(out, to_tokens ? other : i), row(x, to_tokens ? i : other), bytes);
+    }
+  });
+}
+
 void run(const Scale& a, const Context& context) {
   check(a);
   parallel_ranges(context.threads, a.x.rows(), 1,

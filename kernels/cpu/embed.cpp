@@ -23,7 +23,7 @@ void check_tokens(const View& tokens, std::int64_t vocabulary) {
 void run(const Embed& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.token_table.extent(0));
-  check_document_rows(a.documents, a.tokens.extent(1));
+  check_position_rows(a.documents, a.tokens.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.embed(a, rule, rows); });
@@ -31,7 +31,7 @@ void run(const Embed& a, const Context& context) {
 
 void run(const AddPositions& a, const Context& context) {
   check(a);
-  if (a.documents) check_document_rows(a.documents, a.documents.extent(1));
+  if (a.documents) check_position_rows(a.documents, a.documents.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.add_positions(a, rule, rows); });
@@ -66,7 +66,7 @@ void add_rows(const EmbedBackward& a, const DropoutRule& rule, const PlaceRows& 
 void run(const EmbedBackward& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.d_token_table.extent(0));
-  check_document_rows(a.documents, a.tokens.extent(1));
+  check_position_rows(a.documents, a.tokens.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   add_rows(a, rule, token_rows(a), a.d_token_table, a.token_write, context);
   if (!a.d_position_table) return;

@@ -8,12 +8,12 @@
 namespace tessera::kernels::cpu {
 
 std::int64_t scratch_bytes(const Rope& a, const Context&) {
-  return a.x.extent(1) * a.turned() * size_of(DType::f32);
+  return a.positions() * a.turned() * size_of(DType::f32);
 }
 
 void run(const Rope& a, const Context& context) {
   check(a);
-  check_document_rows(a.documents, a.x.extent(1));
+  check_position_rows(a.documents, a.x.extent(1));
   const Turns turns = turns_of(a);
   auto* table = reinterpret_cast<float*>(a.scratch.data);
   parallel_ranges(context.threads, turn_runs(turns.first, turns.tokens), 1, [&](Range runs) {

@@ -55,6 +55,7 @@ AttentionSetting setting_of(const Operation& a, bool vectors) {
   return {.samples = narrow(a.q.extent(0)),
           .queries = narrow(a.q.extent(1)),
           .keys = narrow(a.k.extent(1)),
+          .first = narrow(a.first_token()),
           .heads = narrow(shape.heads),
           .kv_heads = narrow(shape.kv_heads),
           .dim = narrow(shape.head_dim),
@@ -103,7 +104,8 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
   const std::int64_t heads = std::int64_t{s.samples} * (kSide == Side::keys ? s.kv_heads : s.heads);
   launch_large({.operation = a.kName,
                 .stream = context.queue.stream,
-                .blocks = heads * ceil_div(s.queries, Tiles::kRows) * Tiles::kPieces,
+                .blocks = heads * ceil_div(kSide == Side::keys ? s.keys : s.queries, Tiles::kRows) *
+                          Tiles::kPieces,
                 .threads = Tiles::kThreads,
                 .shared_bytes = Tiles::kSharedBytes},
                attention_gradient<T, kDim, kSide, kMasking>, s,
@@ -112,8 +114,10 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
                 .v = read<T>(a.v),
                 .d_out = read<T>(a.d_out),
                 .d_q = write<T>(a.d_q),
-                .d_k = write<T>(a.d_k),
-                .d_v = write<T>(a.d_v),
+                .d_k = {a.d_k.data, a.d_k.ld},
+                .d_v = {a.d_v.data, a.d_v.ld},
+                .wide_keys = a.d_k.type != a.q.type,
+                .add_keys = a.write == Write::add,
                 .lse = reinterpret_cast<const float*>(a.lse.data),
                 .delta = delta});
 }

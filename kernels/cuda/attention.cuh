@@ -15,7 +15,7 @@ namespace tessera::kernels::cuda {
 
 /// What all attention kernels need to know of a call.
 struct AttentionSetting {
-  int samples, queries, keys, heads, kv_heads, dim;
+  int samples, queries, keys, first, heads, kv_heads, dim;  // first: token of the first query
   int group, skip;  // of AttentionShape, group resolved
   float scale;
   bool whole_vectors;  // rows of all heads of all operands
@@ -37,7 +37,7 @@ enum class Masking : std::uint8_t { causal, ranges };
 struct TokenRange {
   int begin, end;
 };
-/// What a token's query sees, or what sees its key.
+/// What a token's query sees, or which tokens' queries see its key.
 __device__ __forceinline__ TokenRange seen_keys(const AttentionSetting& s, int sample, int query) {
   const Range keys = s.sight.keys_of(query, document_of(s.documents, sample, query, s.keys));
   return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
@@ -148,7 +148,7 @@ __device__ __forceinline__ float over_row(float x, F&& combine) {
 struct ForwardBlock {
   int sample, head, head_index;
   int first_query;
-  int history;               // keys before the first query
+  int history;               // keys before the call's first query
   int first_tile, end_tile;  // of keys
 
   template <typename Tiles, Masking kMasking>
@@ -157,7 +157,7 @@ struct ForwardBlock {
               blocks = (s.queries + Tiles::kQueries - 1) / Tiles::kQueries;
     const int head_index = static_cast<int>(blockIdx.x) % heads;
     const int first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
-    const int history = s.keys - s.queries;
+    const int history = s.first;
     const int last_query = std::min(first_query + Tiles::kQueries, s.queries) - 1;
     const int sample = head_index / s.heads;
     TokenRange seen{0, history + last_query + 1};
@@ -371,7 +371,9 @@ __global__ void attention_delta(AttentionSetting s, HeadsView<const T> out,
 template <typename T>
 struct BackwardOperands {
   HeadsView<const T> q, k, v, d_out;
-  HeadsView<T> d_q, d_k, d_v;
+  HeadsView<T> d_q;
+  HeadsView<std::byte> d_k, d_v;  // of T or f32 elements
+  bool wide_keys, add_keys;       // whether these are f32 where T is not, and whether they are added to
   const float* lse;
   const float* delta;
 };
@@ -401,8 +403,8 @@ struct BackwardTiles {
 };
 
 /// What a backward block owns, and the columns that it walks over: those of every query head that
-/// reads its kv head, one head after another; for queries, of the one. Queries and keys are equally
-/// many. The longest walks come first: of early keys, of late queries.
+/// reads its kv head, one head after another; for queries, of the one. The longest walks come first:
+/// of early keys, of late queries.
 template <typename T, int kDim, Side kSide, Masking kMasking>
 struct BackwardBlock {
   using Tiles = BackwardTiles<T, kDim, kSide>;
@@ -416,7 +418,8 @@ struct BackwardBlock {
   static __device__ __forceinline__ BackwardBlock of(const AttentionSetting& s) {
     constexpr int kRows = Tiles::kRows, kColumns = Tiles::kColumns;
     const int own_heads = s.samples * (kByKeys ? s.kv_heads : s.heads);
-    const int blocks = (s.queries + kRows - 1) / kRows;
+    const int rows = rows_of_sample(s), others = kByKeys ? s.queries : s.keys;
+    const int blocks = (rows + kRows - 1) / kRows;
     const int unit = static_cast<int>(blockIdx.x) / Tiles::kPieces;
     const int order = unit / own_heads;
     const int own_head = unit % own_heads % (kByKeys ? s.kv_heads : s.heads);
@@ -425,13 +428,14 @@ struct BackwardBlock {
     const int end_head =
         kByKeys ? std::min((own_head + 1) * s.group - s.skip, s.heads) : own_head + 1;
     const int sample = unit % own_heads / (kByKeys ? s.kv_heads : s.heads);
-    const int end_row = std::min(first_row + kRows, s.queries);
-    TokenRange columns{kByKeys ? first_row : 0, kByKeys ? s.queries : end_row};
+    const int end_row = std::min(first_row + kRows, rows);
+    TokenRange columns{kByKeys ? std::max(first_row - s.first, 0) : 0,
+                       kByKeys ? others : s.first + end_row};
     if constexpr (kMasking == Masking::ranges) {
       columns = {seen(s, sample, first_row).begin, seen(s, sample, end_row - 1).end};
     }
     const int first_tile = columns.begin / kColumns;
-    const int tiles = (columns.end + kColumns - 1) / kColumns - first_tile;
+    const int tiles = std::max((columns.end + kColumns - 1) / kColumns - first_tile, 0);
     return {.sample = sample,
             .own_head = own_head,
             .first_row = first_row,
@@ -441,10 +445,17 @@ struct BackwardBlock {
             .tiles = tiles,
             .steps = (end_head - first_head) * tiles};
   }
+  /// How many keys or queries a sample has.
+  static __device__ __forceinline__ int rows_of_sample(const AttentionSetting& s) {
+    return kByKeys ? s.keys : s.queries;
+  }
   /// The columns that a row has to do with.
   static __device__ __forceinline__ TokenRange seen(const AttentionSetting& s, int sample,
                                                     int row) {
-    return kByKeys ? seeing_queries(s, sample, row) : seen_keys(s, sample, row);
+    if constexpr (!kByKeys) return seen_keys(s, sample, s.first + row);
+    const TokenRange tokens = seeing_queries(s, sample, row);
+    const int begin = std::min(std::max(tokens.begin - s.first, 0), s.queries);
+    return {begin, std::max(std::min(tokens.end - s.first, s.queries), begin)};
   }
   __device__ __forceinline__ int head(int step) const { return first_head + step / tiles; }
   __device__ __forceinline__ int first_column(int step) const {
@@ -456,7 +467,8 @@ struct BackwardBlock {
                                              const BackwardOperands<T>& a, T* score_rows,
                                              T* value_rows) const {
     const auto begin = [&](T* to, const HeadsView<const T>& x) {
-      begin_tile<T, kDim, Tiles::kRows>(to, x.matrix(s, sample, s.queries, own_head), first_row);
+      begin_tile<T, kDim, Tiles::kRows>(to, x.matrix(s, sample, rows_of_sample(s), own_head),
+                                        first_row);
     };
     begin(score_rows, kByKeys ? a.k : a.q);
     begin(value_rows, kByKeys ? a.v : a.d_out);
@@ -469,8 +481,8 @@ struct BackwardBlock {
     T* const to = columns + step % Tiles::kStages * 2 * kTile;
     const int from_head = kByKeys ? head(step) : s.kv_head_of(head(step));
     const auto begin = [&](T* tile, const HeadsView<const T>& x) {
-      begin_tile<T, kDim, Tiles::kColumns>(tile, x.matrix(s, sample, s.queries, from_head),
-                                           first_column(step));
+      begin_tile<T, kDim, Tiles::kColumns>(
+          tile, x.matrix(s, sample, kByKeys ? s.queries : s.keys, from_head), first_column(step));
     };
     begin(to, kByKeys ? a.q : a.k);
     begin(to + kTile, kByKeys ? a.d_out : a.v);
@@ -511,7 +523,7 @@ struct BackwardBlock {
         const int at = std::min(query, s.queries - 1);
         const float factor = dropout_factor(s, kept, j, e);
         float score = p.c[j][e] * scale, slope = 1;
-        bool sees = query < s.queries && key <= query;
+        bool sees = query < s.queries && key <= s.first + query;
         if constexpr (kMasking == Masking::ranges) {
           sees = place.rows.sees(e, column(j, e));
           if (s.soft_cap > 0) {
@@ -550,7 +562,8 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
   if (Tiles::kStages == 2 && block.steps > 0) block.begin_columns(s, a, 0, columns);
   SeenRows rows;
   if constexpr (kMasking == Masking::ranges) {
-    rows.take(warp_row, s.queries, [&](int row) { return Block::seen(s, block.sample, row); });
+    rows.take(warp_row, Block::rows_of_sample(s),
+              [&](int row) { return Block::seen(s, block.sample, row); });
   }
   WarpTile<Tiles::kPiece> d_score_rows;                                 // of keys, or queries
   [[maybe_unused]] WarpTile<kByKeys ? Tiles::kPiece : 8> d_value_rows;  // of values
@@ -583,13 +596,23 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
     __syncthreads();  // nobody reads these columns any more
   }
 
-  const auto store = [&](const auto& tile, const HeadsView<T>& to, float factor) {
+  const auto store = [&]<typename G>(const auto& tile, const HeadsView<G>& to, float factor) {
     const float factors[2] = {factor, factor};
-    store_tile(tile, to.matrix(s, block.sample, s.queries, block.own_head), warp_row, block.piece,
-               factors);
+    store_tile(tile, to.matrix(s, block.sample, Block::rows_of_sample(s), block.own_head), warp_row,
+               block.piece, factors, kByKeys && a.add_keys);
   };
-  store(d_score_rows, kByKeys ? a.d_k : a.d_q, s.scale);
-  if constexpr (kByKeys) store(d_value_rows, a.d_v, 1);
+  if constexpr (!kByKeys) {
+    store(d_score_rows, a.d_q, s.scale);
+  } else {
+    const auto store_keys = [&]<typename G>(G*) {
+      const auto typed = [](const HeadsView<std::byte>& v) {
+        return HeadsView<G>{reinterpret_cast<G*>(v.data), v.ld};
+      };
+      store(d_score_rows, typed(a.d_k), s.scale);
+      store(d_value_rows, typed(a.d_v), 1);
+    };
+    a.wide_keys ? store_keys(static_cast<float*>(nullptr)) : store_keys(static_cast<T*>(nullptr));
+  }
 }
 
 }  // namespace tessera::kernels::cuda

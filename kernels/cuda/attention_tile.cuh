@@ -174,10 +174,11 @@ __device__ __forceinline__ void store_pair(T* p, float x, float y) {
 }
 
 /// Writes a warp's results, times `factor`, to rows [first, first + 16) and columns from
-/// `first_column` on of a matrix.
+/// `first_column` on of a matrix, or adds them to what is there.
 template <typename T, int kColumns>
 __device__ __forceinline__ void store_tile(const WarpTile<kColumns>& tile, const HeadMatrix<T>& to,
-                                           int first, int first_column, const float (&factor)[2]) {
+                                           int first, int first_column, const float (&factor)[2],
+                                           bool add = false) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + row_of(2 * half);
@@ -186,8 +187,10 @@ __device__ __forceinline__ void store_tile(const WarpTile<kColumns>& tile, const
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int column = first_column + 8 * j + column_of(0);
-      const float x = tile.c[j][2 * half] * factor[half];
-      const float y = tile.c[j][2 * half + 1] * factor[half];
+      float x = tile.c[j][2 * half] * factor[half];
+      float y = tile.c[j][2 * half + 1] * factor[half];
+      if (add && column < to.dim) x = x + load_one(out + column);
+      if (add && column + 1 < to.dim) y = y + load_one(out + column + 1);
       if (to.whole_vectors) {
         if (column < to.dim) store_pair(out + column, x, y);
       } else {

@@ -47,6 +47,24 @@ struct ScaleRun {
   }
 };
 
+template <typename T>
+struct OrderChunksRun {
+  static constexpr int V = kRun<T>;
+  Rows<T> x, out;
+  ZigzagChunks chunks;
+  std::int64_t samples, tokens;
+  OrderChunks::To to;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    const std::int64_t other = chunks.row_by_tokens(r, samples, tokens);
+    const bool to_tokens = to == OrderChunks::To::tokens;
+    float v[V];
+    load(x[to_tokens ? r : other] + c, count, wide, v);
+    store(out[to_tokens ? other : r] + c, count, wide, v);
+  }
+};
+
 struct BlendRun {
   static constexpr int V = kRun<float>;
   const float* y;

@@ -25,7 +25,7 @@ void run(const Rope& a, const Context& context) {
         .heads = heads,
         .head_dim = a.head_dim,
         .half = half,
-        .tokens = turns.tokens,
+        .tokens = a.x.extent(1),
         .sign = a.direction == Rope::Direction::forward ? 1.0F : -1.0F,
         .neighbours = a.pairs == RopePairs::neighbours,
         .wide = half % Run::V == 0 && a.head_dim % Run::V == 0 && wide<Run::V>({a.x, rows})};

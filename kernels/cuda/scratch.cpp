@@ -124,7 +124,7 @@ std::int64_t scratch_bytes(const Dispatch& a) {
 }
 
 std::int64_t scratch_bytes(const Rope& a) {
-  return a.x.extent(1) * a.turned() * size_of(DType::f32);
+  return a.positions() * a.turned() * size_of(DType::f32);
 }
 
 /// Refuses more parts than a GPU adds at once, here too, because plans are made of it.

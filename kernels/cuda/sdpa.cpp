@@ -42,6 +42,7 @@ struct ShapeKey {
   SumOrder order = SumOrder::fixed;
   DType type = DType::bf16;
   std::int64_t samples = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, dim = 0;
+  std::int64_t key_rows = 0;  // of a sample: keys that no query sees may follow those of the call
   float scale = 0;
   std::array<std::int64_t, 8> distances{};  // between rows of the operands
 
@@ -55,14 +56,19 @@ std::string text_of(const ShapeKey& key) {
                      key.keys, key.heads, key.kv_heads, key.dim, key.with_lse ? "" : ", no lse");
 }
 
-ShapeKey shape_of(const AttentionShape& shape, const View& q, const View& k, std::int64_t samples) {
+template <typename Operation>
+ShapeKey shape_of(const Operation& a, std::int64_t samples) {
+  const AttentionShape& shape = a.shape;
+  const View &q = a.q, &k = a.k;
+  const std::int64_t first = a.first_token();
   return {.type = q.type,
           .samples = samples,
           .queries = q.extent(1),
-          .keys = k.extent(1),
+          .keys = first + q.extent(1),
           .heads = shape.heads,
           .kv_heads = shape.kv_heads,
           .dim = shape.head_dim,
+          .key_rows = k.extent(1),
           .scale = shape.scale};
 }
 
@@ -87,10 +93,12 @@ class Builder {
   /// The columns of `heads` heads: element (b, h, t, d) of (B, T, H D).
   Tensor_attributes heads(Operand name, std::int64_t tokens, std::int64_t heads,
                           std::int64_t distance) const {
+    const bool of_keys = name == kK || name == kV || name == kDK || name == kDV;
+    const std::int64_t rows = of_keys ? key_.key_rows : tokens;
     return Tensor_attributes()
         .set_uid(name)
         .set_dim({key_.samples, heads, tokens, key_.dim})
-        .set_stride({tokens * distance, key_.dim, distance, 1});
+        .set_stride({rows * distance, key_.dim, distance, 1});
   }
   Tensor_attributes lse() const {
     return Tensor_attributes()
@@ -163,7 +171,7 @@ struct SdpaCall {
 std::optional<SdpaCall> sdpa_call(const Attention& a) {
   const auto plan = sdpa_plan(a);
   if (!plan || !on_vectors({a.q, a.k, a.v, a.out})) return std::nullopt;
-  ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
+  ShapeKey key = shape_of(a, plan->samples);
   key.with_lse = static_cast<bool>(a.lse);
   key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld};
   Operands operands = {{kQ, a.q}, {kK, a.k}, {kV, a.v}, {kOut, a.out}};
@@ -175,7 +183,7 @@ std::optional<SdpaCall> sdpa_call(const AttentionBackward& a) {
   const auto plan = sdpa_plan(a);
   if (!plan || !on_vectors({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v}))
     return std::nullopt;
-  ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
+  ShapeKey key = shape_of(a, plan->samples);
   key.backward = key.with_lse = true;
   key.order = a.order;
   key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld, a.d_out.ld, a.d_q.ld, a.d_k.ld, a.d_v.ld};

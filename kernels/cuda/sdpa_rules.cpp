@@ -39,6 +39,8 @@ std::optional<SdpaPlan> sdpa_plan(const Attention& a) {
 }
 
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
+  if (a.q.extent(1) != a.k.extent(1) || a.d_k.type != a.q.type || a.write != Write::overwrite)
+    return std::nullopt;
   if (!takes(a.shape, a.dropout, a.documents, a.q.extent(1),
              {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) {
     return std::nullopt;

@@ -153,8 +153,8 @@ class Bench {
     // Operations count flop as if a sample were one document.
     const std::int64_t whole = tokens / length, rest = tokens % length;
     const double seen =
-        static_cast<double>(whole) * s.most_pairs(length, length) + s.most_pairs(rest, rest);
-    const double share = seen / s.most_pairs(tokens, tokens);
+        static_cast<double>(whole) * s.most_pairs(0, length, length) + s.most_pairs(0, rest, rest);
+    const double share = seen / s.most_pairs(0, tokens, tokens);
     const auto add = [&](const auto& call) {
       BenchRow& done = row(call, shape);
       done.rate *= share, done.share *= share;
@@ -478,6 +478,8 @@ class Bench {
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
+    row(OrderChunks{.x = rows, .out = memory.zeros(DType::f32, {8, n / 8}), .chunks = {.shares = 4}},
+        text(rows));
     row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));

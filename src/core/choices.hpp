@@ -67,6 +67,11 @@ enum class RouterScores : std::uint8_t { softmax, sigmoid };
 /// What a group of experts counts: its best expert's score, or the sum of its two best.
 enum class GroupScore : std::uint8_t { largest, two_largest };
 
+/// How ranks that divide a sequence compute attention: each gathers keys and values of all (Dubey et
+/// al. 2024, Llama 3, section 3.3.2), or has all tokens of some heads (Jacobs et al. 2023, DeepSpeed
+/// Ulysses).
+enum class ContextKind : std::uint8_t { gather, heads };
+
 /// What tensor ranks have of experts: a part of the width of each, or some of them whole.
 enum class ExpertSplit : std::uint8_t { width, experts };
 
@@ -171,6 +176,11 @@ template <>
 struct EnumWords<ExpertSplit> {
   using enum ExpertSplit;
   static constexpr std::array table = {std::pair{width, "width"}, std::pair{experts, "experts"}};
+};
+template <>
+struct EnumWords<ContextKind> {
+  using enum ContextKind;
+  static constexpr std::array table = {std::pair{gather, "gather"}, std::pair{heads, "heads"}};
 };
 template <>
 struct EnumWords<Recompute> {

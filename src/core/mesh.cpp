@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 /// Which of the ranks that differ along a group's axes are in it with a rank: all; the first and
-/// the last; the neighbours that divide experts; or those at the same place among such neighbours.
+/// the last; so many neighbours; or those at the same place among such neighbours.
 enum class Members : std::uint8_t { all, ends, neighbours, alike };
 
 /// The axes along which a group's ranks differ, first to last in the order of the mesh.
@@ -16,6 +16,7 @@ struct GroupRow {
   MeshGroup group;
   int first_axis, last_axis;
   Members members = Members::all;
+  std::int64_t Mesh::*neighbours = nullptr;
 };
 constexpr int order_of(std::int64_t Mesh::*size) {
   for (const Axis& a : kAxes) {
@@ -31,8 +32,12 @@ constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) -
                                 GroupRow{MeshGroup::stage, kTensor, kData},
                                 GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
                                 GroupRow{MeshGroup::ends, kPipeline, kPipeline, Members::ends},
-                                GroupRow{MeshGroup::experts, kData, kData, Members::neighbours},
-                                GroupRow{MeshGroup::replicas, kData, kData, Members::alike}};
+                                GroupRow{MeshGroup::experts, kData, kData, Members::neighbours,
+                                         &Mesh::experts},
+                                GroupRow{MeshGroup::replicas, kData, kData, Members::alike,
+                                         &Mesh::experts},
+                                GroupRow{MeshGroup::context, kData, kData, Members::neighbours,
+                                         &Mesh::context}};
 static_assert(kGroups.size() == kMeshGroups);
 static_assert(indexed_by(&GroupRow::group, kGroups));
 
@@ -76,15 +81,14 @@ RankGroup Mesh::group_of(std::int64_t rank, MeshGroup group) const {
     stride *= extent;
   }
   const std::int64_t last = found.count - 1, at = found.index(rank);
+  const std::int64_t n = row.neighbours == nullptr ? 1 : this->*row.neighbours;
   switch (row.members) {
     case Members::all: return found;
     case Members::neighbours:
-      return {
-          .first = found.rank(at / experts * experts), .count = experts, .stride = found.stride};
+      return {.first = found.rank(at / n * n), .count = n, .stride = found.stride};
     case Members::alike:
-      return {.first = found.rank(at % experts),
-              .count = found.count / experts,
-              .stride = found.stride * experts};
+      return {
+          .first = found.rank(at % n), .count = found.count / n, .stride = found.stride * n};
     case Members::ends: break;
   }
   if (found.count == 1) return found;
@@ -101,13 +105,14 @@ bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis) {
 }
 
 MeshPlace first_of_group(const Mesh& mesh, MeshPlace place, MeshGroup group) {
-  const Members members = kGroups[static_cast<std::size_t>(group)].members;
-  const std::int64_t data = place.data;
+  const GroupRow& row = kGroups[static_cast<std::size_t>(group)];
+  const std::int64_t data = place.data,
+                     n = row.neighbours == nullptr ? 1 : mesh.*row.neighbours;
   for (const Axis& a : kAxes) {
     if (differ_along(group, a.place)) place.*a.place = 0;
   }
-  if (members == Members::neighbours) place.data = data / mesh.experts * mesh.experts;
-  if (members == Members::alike) place.data = data % mesh.experts;
+  if (row.members == Members::neighbours) place.data = data / n * n;
+  if (row.members == Members::alike) place.data = data % n;
   return place;
 }
 
@@ -121,9 +126,11 @@ std::vector<int> Mesh::members(std::int64_t rank, MeshGroup group) const {
 std::string to_string(const Mesh& mesh) {
   std::string text;
   for (const Axis& a : kAxes) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", mesh.*a.size, a.name);
-    if (a.size == &Mesh::data && mesh.experts > 1)
-      text += fmt::format(" ({} expert)", mesh.experts);
+    const bool data = a.size == &Mesh::data;
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ",
+                        data ? mesh.batch_ranks() : mesh.*a.size, a.name);
+    if (data && mesh.context > 1) text += fmt::format(" x {} context", mesh.context);
+    if (data && mesh.experts > 1) text += fmt::format(" ({} expert)", mesh.experts);
   }
   return text;
 }

@@ -3,6 +3,7 @@
 // axis to axis and from group to group is in two tables.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,14 +37,19 @@ enum class MeshGroup : std::uint8_t {
   ends,      // first and last of the pipeline group, which share tied embeddings
   experts,   // neighbours of the data group, which divide each layer's experts among them
   replicas,  // those of the data group that have the same experts
+  context,   // neighbours of the data group, which divide each sequence among them
 };
-inline constexpr std::size_t kMeshGroups = 8;
+inline constexpr std::size_t kMeshGroups = 9;
 
-/// The size of each axis. Of the data ranks so many neighbours, a divisor of them, divide experts
-/// among them: `experts`.
+/// The size of each axis. Data ranks are those that share parameters as ZeRO says; so many
+/// neighbours of them, a divisor of their number, divide experts among them (`experts`), and so many
+/// divide each sequence (`context`).
 struct Mesh {
-  std::int64_t tensor = 1, data = 1, pipeline = 1, experts = 1;
+  std::int64_t tensor = 1, data = 1, pipeline = 1, experts = 1, context = 1;
   bool operator==(const Mesh&) const = default;
+
+  /// Groups of data ranks that read different samples.
+  std::int64_t batch_ranks() const { return data / context; }
 
   std::int64_t size() const;
   MeshPlace place_of(std::int64_t rank) const;
@@ -67,6 +73,13 @@ inline constexpr std::array kAxes = {
     Axis{"data", "data rank", 1, &Mesh::data, &MeshPlace::data},
     Axis{"pipeline", "stage", 2, &Mesh::pipeline, &MeshPlace::pipeline},
     Axis{"tensor", "tensor rank", 0, &Mesh::tensor, &MeshPlace::tensor}};
+/// What neighbours of the data ranks divide among them.
+struct Division {
+  const char* name;
+  std::int64_t Mesh::*ranks;  // so many neighbours, a divisor of the data ranks
+};
+inline constexpr std::array kDivisions = {Division{"experts", &Mesh::experts},
+                                          Division{"context", &Mesh::context}};
 /// Whether the ranks of such a group differ along an axis.
 bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis);
 /// The place of a group's first rank, for any of its ranks.
@@ -79,7 +92,7 @@ inline constexpr auto kAxesInOrder = [] {
   return axes;
 }();
 
-/// "2 data x 1 pipeline x 4 tensor", or "8 data (4 expert) x .."
+/// "2 data x 1 pipeline x 4 tensor", "8 data (4 expert) x ..", or "2 data x 4 context x .."
 std::string to_string(const Mesh& mesh);
 
 }  // namespace tessera
@@ -91,5 +104,6 @@ struct tessera::EnumWords<tessera::MeshGroup> {
       std::pair{G::world, "world"},       std::pair{G::data, "data"},
       std::pair{G::tensor, "tensor"},     std::pair{G::stage, "stage"},
       std::pair{G::pipeline, "pipeline"}, std::pair{G::ends, "ends"},
-      std::pair{G::experts, "experts"},   std::pair{G::replicas, "replicas"}};
+      std::pair{G::experts, "experts"},   std::pair{G::replicas, "replicas"},
+      std::pair{G::context, "context"}};
 };

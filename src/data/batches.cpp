@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/at.hpp"
 #include "core/random.hpp"
 #include "core/thread.hpp"
 
@@ -10,6 +11,7 @@ namespace tessera::data {
 BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
   constexpr std::int64_t kPadding = 64;  // tokens that see each other for nothing
   BatchRules rules{.documents = {.separate = deck.data.documents == deck::Documents::separate,
+                                 .positions = deck.data.positions == deck::Positions::document,
                                  .whole = deck.batch.token_budget.has_value(),
                                  .longest = std::min(deck.model.context, kPadding)},
                    .masking = {},
@@ -45,6 +47,7 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
     }
   }
+  step.keep_chunks(documents_.positions);
   return step;
 }
 
@@ -192,6 +195,42 @@ void Batches::begin_blank(const BatchShare& share) {
     add_padding(ends, 0, share.sequence);
     current_.add_documents(ends, share.sequence);
   }
+  current_.keep_chunks(documents_.positions);
+}
+
+void StepTokens::keep_chunks(bool by_document) {
+  if (share.context_shares == 1) return;
+  const kernels::ZigzagChunks chunks{share.context_shares};
+  const std::int64_t length = share.sequence / chunks.count(),
+                     own = share.context_shares / share.context_ranks;
+  const StepTokens whole = std::exchange(*this, {.first = first, .share = share});
+  documents = whole.documents;
+  const auto add = [&](std::int64_t sample, std::int64_t start) {
+    const auto begin = static_cast<std::ptrdiff_t>(sample * share.sequence + start);
+    const auto of = [&](const std::vector<std::int32_t>& all) {
+      return std::span(all).subspan(static_cast<std::size_t>(begin),
+                                    static_cast<std::size_t>(length));
+    };
+    std::ranges::copy(of(whole.tokens), std::back_inserter(tokens));
+    std::ranges::copy(of(whole.targets), std::back_inserter(targets));
+    samples.push_back(at(whole.samples, sample));
+    tallies.push_back(at(whole.tallies, sample));
+    counted.push_back(
+        std::ranges::count_if(of(whole.targets), [](std::int32_t t) { return t >= 0; }));
+    for (std::int64_t t = begin; t < begin + length; ++t) {
+      const bool of_document = by_document && !documents.empty();
+      const std::int64_t from = of_document ? at(documents, 2 * t) : 0,
+                         to = of_document ? at(documents, 2 * t + 1) : share.sequence;
+      positions.push_back(static_cast<std::int32_t>(from - start));
+      positions.push_back(static_cast<std::int32_t>(to - start));
+    }
+  };
+  for (std::int64_t k = 0; k < share.micro_batches; ++k) {
+    for (std::int64_t i = 0; i < 2 * own; ++i) {
+      const std::int64_t chunk = chunks.chunk_of(share.context_rank * own + i / 2, i % 2);
+      for (std::int64_t b = 0; b < share.micro; ++b) add(k * share.micro + b, chunk * length);
+    }
+  }
 }
 
 std::vector<std::int64_t> StepTokens::count_by_tally(std::int64_t tallies_of_step) const {
@@ -215,17 +254,17 @@ void StepTokens::add_documents(std::span<const std::int64_t> ends, std::int64_t 
 }
 
 void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
-  const std::int64_t in_micro = share.micro * share.sequence;
-  const auto copy = [k](const auto& from, std::int64_t count, const View& to) {
+  const auto copy = [k](const auto& from, const View& to) {
     using T = typename std::decay_t<decltype(from)>::value_type;
-    if (to) std::copy_n(from.begin() + k * count, count, to.as<T>());
+    if (to) std::copy_n(from.begin() + k * to.elements(), to.elements(), to.as<T>());
   };
-  copy(tokens, in_micro, views.tokens);
+  copy(tokens, views.tokens);
   // Shifted before the sequence is split; of documents' labels one a sequence.
-  copy(targets, views.targets.elements(), views.targets);
-  copy(samples, share.micro, views.samples);
-  copy(documents, 2 * in_micro, views.documents);
-  copy(tallies, share.micro, views.tallies);
+  copy(targets, views.targets);
+  copy(samples, views.samples);
+  copy(documents, views.documents);
+  copy(tallies, views.tallies);
+  copy(positions, views.positions);
 }
 
 }  // namespace tessera::data

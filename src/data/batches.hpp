@@ -22,6 +22,8 @@ namespace tessera::data {
 /// (aligned trees).
 struct BatchShare {
   std::int64_t data_ranks = 1, data_rank = 0;
+  /// Ranks that divide each sequence, and into how many shares (kernels::ZigzagChunks) it is cut.
+  std::int64_t context_ranks = 1, context_rank = 0, context_shares = 1;
   std::int64_t sequence = 0;  // tokens of each sample
   std::int64_t micro = 1, micro_batches = 1;
   ReduceWhen reduce = ReduceWhen::step;
@@ -38,6 +40,7 @@ struct BatchShare {
 /// Where documents end within sequences, for models that keep them apart.
 struct DocumentRule {
   bool separate = false;
+  bool positions = false;    // positions count from their begins
   bool whole = false;        // sequences are of whole documents
   std::int64_t longest = 0;  // tokens of a document of padding, at most; 0: any number
   /// The token that ends a document; nothing: documents end where their files say.
@@ -76,6 +79,7 @@ struct StepTokens {
   std::vector<std::int64_t> samples;    // per sample, its number
   std::vector<std::int64_t> counted;    // per sample, how many targets count
   std::vector<std::int32_t> tallies;    // per sample, which tally it counts in
+  std::vector<std::int32_t> positions;  // per chunk (T, 2), where sequences are cut
 
   /// How many targets count.
   std::int64_t count() const { return std::accumulate(counted.begin(), counted.end(), 0L); }
@@ -83,6 +87,10 @@ struct StepTokens {
   std::vector<std::int64_t> count_by_tally(std::int64_t tallies_of_step) const;
   /// Adds a sample's documents, of which these are the ends that lie within `length` tokens.
   void add_documents(std::span<const std::int64_t> ends, std::int64_t length);
+  /// Keeps this rank's chunks of each sequence, where sequences are cut: they are its samples then,
+  /// in the order of model::MicroBatch. Documents stay those of whole sequences; positions count
+  /// from their begins if `by_document`, else from the sequence's.
+  void keep_chunks(bool by_document);
   /// Copies micro-batch k into the plan's buffers.
   void load(std::int64_t k, const plan::LoadBatch& views) const;
 };

@@ -126,6 +126,7 @@ StepTokens choices_step(std::span<const ChoiceTokens> choices, std::int64_t firs
     }
     step.add_documents(std::span(&used, used > 0 ? 1 : 0), share.sequence);
   }
+  step.keep_chunks(true);
   return step;
 }
 

@@ -480,6 +480,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.faults();
   checker.log();
   checker.availability();
+  check_context(loaded, problems);
   check_experts(loaded, problems);
   check_adapter(loaded, problems);
 }

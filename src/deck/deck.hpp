@@ -70,6 +70,7 @@ struct RunSection {
   Backend backend = Backend::automatic;
   Reproducible reproducible = Reproducible::run;
   std::int64_t reproducible_tensor = 1;
+  std::int64_t reproducible_context = 1;
   std::variant<Resume, std::string> resume = Resume::automatic;  // or a checkpoint's path
   std::optional<Seconds> time_limit;
   std::optional<std::int64_t> deadline;
@@ -284,6 +285,8 @@ struct ParallelSection {
   std::int64_t pipeline = 1;
   std::int64_t data = 0;  // 0: the rest of the ranks
   std::int64_t experts = 1;
+  std::int64_t context = 1;
+  ContextKind context_kind = ContextKind::gather;
   bool sequence = true;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;

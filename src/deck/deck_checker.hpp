@@ -86,6 +86,8 @@ class DeckChecker {
 
 /// Conditions over [data], [task], [batch] and the lengths of runs.
 void check_data(const LoadedDeck& loaded, Problems& problems);
+/// Those over ranks that divide sequences.
+void check_context(const LoadedDeck& loaded, Problems& problems);
 /// Those over [moe].
 void check_experts(const LoadedDeck& loaded, Problems& problems);
 /// Those over [adapter].

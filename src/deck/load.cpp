@@ -140,11 +140,13 @@ class Resolver {
     if (batch.curriculum.start > 0 && batch.curriculum.end == 0)
       batch.curriculum.end = batch.sequence;
     ZeroSection& zero = loaded_.deck.zero;
+    const bool layout = loaded_.deck.run.reproducible == Reproducible::layout;
     if (open("zero.reduce")) {
       const bool sharded = zero.stage >= first_stage(&Sharding::gradients);
-      zero.reduce = sharded ? ReduceWhen::micro : ReduceWhen::step;
+      // In layout mode sums over chunks of a sequence come before those over sequences.
+      const bool chunks = layout && loaded_.deck.run.reproducible_context > 1;
+      zero.reduce = sharded || chunks ? ReduceWhen::micro : ReduceWhen::step;
     }
-    const bool layout = loaded_.deck.run.reproducible == Reproducible::layout;
     if (open("memory.logits") && (zero.tiles == 1 || layout)) loaded_.deck.memory.logits = 4096;
     OffloadSection& offload = loaded_.deck.offload;
     if (open("offload.ahead") && offload.anything()) offload.ahead = 2;

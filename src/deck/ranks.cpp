@@ -81,33 +81,50 @@ std::int64_t tensor_chunks(const Deck& deck) {
                                                        : deck.parallel.tensor * deck.zero.tiles;
 }
 
+std::int64_t context_shares(const Deck& deck) {
+  return deck.run.reproducible == Reproducible::layout ? deck.run.reproducible_context
+                                                       : deck.parallel.context;
+}
+
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
   TESSERA_CHECK(ranks > 0, "ranks = {}", ranks);
   const ParallelSection& parallel = loaded.deck.parallel;
-  const std::int64_t replica = parallel.tensor * parallel.pipeline;
+  const std::int64_t replica = parallel.tensor * parallel.pipeline * parallel.context;
   Problems problems;
   if (ranks % replica != 0) {
-    const char* key = parallel.tensor > 1 ? "parallel.tensor" : "parallel.pipeline";
-    problems.add(
-        loaded.place(key), key,
-        fmt::format("parallel.tensor x parallel.pipeline = {} x {} = {} does not divide {}",
-                    parallel.tensor, parallel.pipeline, replica, count_text(ranks, "rank")));
+    const char* key = parallel.tensor > 1     ? "parallel.tensor"
+                      : parallel.pipeline > 1 ? "parallel.pipeline"
+                                              : "parallel.context";
+    const bool context = parallel.context > 1;
+    problems.add(loaded.place(key), key,
+                 fmt::format("parallel.tensor x parallel.pipeline{} = {} x {}{} = {} does not "
+                             "divide {}",
+                             context ? " x parallel.context" : "", parallel.tensor,
+                             parallel.pipeline,
+                             context ? fmt::format(" x {}", parallel.context) : "", replica,
+                             count_text(ranks, "rank")));
     problems.throw_if_any();
   }
-  const std::int64_t data = ranks / replica;
+  const std::int64_t data = ranks / replica, sharing = data * parallel.context;
   if (parallel.data != 0 && parallel.data != data) {
     problems.add(loaded.place("parallel.data"), "parallel.data",
-                 fmt::format("parallel.data = {}, but {} / (tensor {} x pipeline {}) leave {} "
+                 fmt::format("parallel.data = {}, but {} / (tensor {} x pipeline {}{}) leave {} "
                              "(give {}, or 0 for what is left)",
                              parallel.data, count_text(ranks, "rank"), parallel.tensor,
-                             parallel.pipeline, data, data));
+                             parallel.pipeline,
+                             parallel.context > 1 ? fmt::format(" x context {}", parallel.context)
+                                                  : "",
+                             data, data));
   }
-  if (data % parallel.experts != 0) {
+  if (sharing % parallel.experts != 0) {
     problems.add(
         loaded.place("parallel.experts"), "parallel.experts",
         fmt::format("parallel.experts = {} does not divide the {} of this layout (give one "
                     "of {})",
-                    parallel.experts, count_text(data, "data rank"), listed(divisors(data))));
+                    parallel.experts,
+                    count_text(sharing, parallel.context > 1 ? "data and context rank"
+                                                             : "data rank"),
+                    listed(divisors(sharing))));
   }
   check_batches(loaded, data, problems);
   for (const Fault& fault : loaded.deck.fault.inject) {
@@ -168,7 +185,8 @@ void check_quantized(const LoadedDeck& loaded, std::int64_t ranks) {
 }
 
 std::vector<std::int64_t> legal_micros(const LoadedDeck& loaded, std::int64_t ranks) {
-  const std::int64_t data = ranks / (loaded.deck.parallel.tensor * loaded.deck.parallel.pipeline);
+  const ParallelSection& p = loaded.deck.parallel;
+  const std::int64_t data = ranks / (p.tensor * p.pipeline * p.context);
   LoadedDeck tried = loaded;
   std::vector<std::int64_t> legal;
   for (const std::int64_t micro : divisors(loaded.deck.batch.global / data)) {

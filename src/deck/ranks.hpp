@@ -11,6 +11,10 @@ namespace tessera::deck {
 /// Into how many chunks the matrices of layers are cut over all tensor ranks.
 std::int64_t tensor_chunks(const Deck& deck);
 
+/// Into how many shares each sequence is cut over context ranks (plan::ContextInputs); 1: it is
+/// whole.
+std::int64_t context_shares(const Deck& deck);
+
 /// Throws DeckError unless `ranks` ranks form the deck's mesh and every global batch divides evenly
 /// over it.
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks);

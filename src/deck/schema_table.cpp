@@ -124,6 +124,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::run, &RunSection::reproducible_tensor>(
         "run.reproducible_tensor", "largest tensor size that layout mode must cover",
         {.limits = kHeads, .on_resume = refused}),
+    row<&Deck::run, &RunSection::reproducible_context>(
+        "run.reproducible_context", "largest number of context ranks that layout mode must cover",
+        {.limits = kRanks, .on_resume = refused}),
     row<&Deck::run, &RunSection::resume>(
         "run.resume",
         "continue from the newest checkpoint if there is one, never, always, or from this one"),
@@ -718,11 +721,21 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::parallel, &ParallelSection::pipeline>("parallel.pipeline", "pipeline stages",
                                                      {.limits = kRanks}),
     row<&Deck::parallel, &ParallelSection::data>("parallel.data",
-                                                 "data ranks; 0 = the ranks that are left",
+                                                 "ranks that read different samples; 0 = what is "
+                                                 "left",
                                                  {.limits = between(0, 1 << 24)}),
     row<&Deck::parallel, &ParallelSection::experts>(
         "parallel.experts", "neighbouring data ranks that divide each layer's experts among them",
         {.limits = kRanks}),
+    row<&Deck::parallel, &ParallelSection::context>(
+        "parallel.context",
+        "neighbouring ranks that divide each sequence among them, each with two chunks of it; they "
+        "share parameters as data ranks do",
+        {.limits = kRanks}),
+    row<&Deck::parallel, &ParallelSection::context_kind>(
+        "parallel.context_kind",
+        "how they compute attention: each gathers the keys and values of all, or has all tokens of "
+        "some heads"),
     row<&Deck::parallel, &ParallelSection::sequence>(
         "parallel.sequence", "norms and residuals are split over the tensor ranks too"),
     row<&Deck::parallel, &ParallelSection::schedule>("parallel.schedule",
@@ -743,7 +756,8 @@ constexpr SchemaRow kRows[] = {
                                           {.limits = between(0, kZeroStages - 1)}),
     row<&Deck::zero, &ZeroSection::reduce>("zero.reduce",
                                            "gradients are reduced once a step or every micro-batch",
-                                           {.unset = "step at stages 0-1, micro at 2-3"}),
+                                           {.unset = "step at stages 0-1, micro at 2-3, and where "
+                                                     "run.reproducible_context cuts sequences"}),
     row<&Deck::zero, &ZeroSection::prefetch>("zero.prefetch", "units gathered ahead of use",
                                              {.limits = between(0, 1 << 24)}),
     row<&Deck::zero, &ZeroSection::tiles>(

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "model/context_parallel.hpp"
 #include "model/feed_forward.hpp"
 #include "model/tensor_parallel.hpp"
 
@@ -187,16 +188,18 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
   if (c.position != PositionKind::rope) return;
   const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
   RopeScaling scaling = local ? RopeScaling{} : c.rope_scaling;
-  scaling.positions = first + u.micro_batch().sequence;
-  u.run(Rope{.x = x,
-             .documents = u.micro_batch().positions,
-             .head_dim = c.head_dim,
-             .rotary_dim = c.rotary_dim,
-             .first_position = first,
-             .theta = local ? c.rope_local_theta : c.rope_theta,
-             .pairs = c.rope_pairs,
-             .scaling = scaling,
-             .direction = direction});
+  scaling.positions = first + u.whole_sequence();
+  rotate(u,
+         Rope{.x = {},
+              .documents = {},
+              .head_dim = c.head_dim,
+              .rotary_dim = c.rotary_dim,
+              .first_position = first,
+              .theta = local ? c.rope_local_theta : c.rope_theta,
+              .pairs = c.rope_pairs,
+              .scaling = scaling,
+              .direction = direction},
+         x);
 }
 
 /// d_x = the gradient of qkv's input from that of qkv.
@@ -359,7 +362,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
     chunk.att = u.activation(Keep::expensive, part.q_columns);
     chunk.lse = u.tensor(Keep::expensive, DType::f32,
                          {batch.batch, part.heads.heads.count(), batch.sequence});
-    u.run(Attention{.q = part.q(qk),
+    attend(u, {.q = part.q(qk),
                     .k = part.k(qk),
                     .v = part.v(chunk.qkv),
                     .out = chunk.att,
@@ -578,7 +581,7 @@ View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, co
   const View d_qkv = u.activation(Keep::transient, part.columns());
   const View qk = chunk.qk ? chunk.qk : part.qk(chunk.qkv);
   const View d_qk = chunk.qk ? u.activation(Keep::transient, qk.cols()) : part.qk(d_qkv);
-  u.run(AttentionBackward{.q = part.q(qk),
+  attend_backward(u, {.q = part.q(qk),
                           .k = part.k(qk),
                           .v = part.v(chunk.qkv),
                           .out = chunk.att,

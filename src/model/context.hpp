@@ -58,7 +58,26 @@ struct ExpertRegion {
   std::function<void(const comm::CollectiveCall&)> run;  // over these ranks
 };
 
-/// One micro-batch as the units see it.
+/// The ranks that divide each sequence among them, each with some chunks of it, all of which the
+/// units see as sequences of their own; only attention knows better.
+struct ContextRegion {
+  std::int64_t ranks = 1, rank = 0;
+  ContextKind kind = ContextKind::gather;
+  kernels::ZigzagChunks chunks;
+  std::int64_t samples = 0, sequence = 0;  // of a micro-batch, as a whole
+  bool by_document = false;                // positions count from the begins of documents
+  DType wire = DType::f32;                 // type in which sums over ranks travel
+  comm::GroupShape group;
+  std::function<void(const comm::CollectiveCall&)> run;  // over these ranks
+
+  bool cut() const { return chunks.shares > 1; }
+  /// Shares that this rank has, and the first.
+  std::int64_t own() const { return chunks.shares / ranks; }
+  std::int64_t first() const { return rank * own(); }
+};
+
+/// One micro-batch as the units see it. Where sequences are cut, this rank's chunks are its
+/// sequences, in the order of OrderChunks: of each share both halves, of each half all samples.
 struct MicroBatch {
   std::int64_t batch = 0;     // B, sequences
   std::int64_t sequence = 0;  // T
@@ -66,7 +85,7 @@ struct MicroBatch {
   View targets;               // (B T) i32, or (B) of pooled outputs; absent in generation
   View samples;               // (B) i64, global sample index of each sequence, keys dropout masks
   /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
-  /// whose begins positions count. Absent: a sequence is one.
+  /// whose begins positions count. Absent: a sequence is one. The former are of whole sequences.
   View documents, positions;
   View confusion;  // (outputs, outputs) i64, counts that evaluation adds to; absent: not wanted
 };
@@ -101,6 +120,10 @@ class UnitContext {
   DType compute() const { return compute_; }
   const MicroBatch& micro_batch() const { return micro_batch_; }
   const TensorRegion& tensor_region() const { return tensor_; }
+  /// Tokens of a sequence, of which this rank may have chunks.
+  std::int64_t whole_sequence() const {
+    return context.cut() ? context.sequence : micro_batch_.sequence;
+  }
   /// Positions of each sequence whose residuals this rank holds.
   Range positions() const {
     if (!tensor_.sequence) return {0, micro_batch_.sequence};
@@ -178,6 +201,7 @@ class UnitContext {
   /// its targets.
   kernels::RouterTerms router_terms;
   ExpertRegion experts;
+  ContextRegion context;
   View scale;  // (1) f32, which multiplies losses; absent in evaluation
   /// (E + 1) i64, to which the layer adds how often each expert was chosen, and how many of these
   /// choices it has dropped; absent: not wanted.

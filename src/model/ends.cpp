@@ -159,7 +159,7 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
   }
   // Only the positions that the sequence has are reached; the others' gradient is zero.
   const View reached =
-      g.positions ? g.positions.row_range(0, std::min(u.micro_batch().sequence, g.positions.rows()))
+      g.positions ? g.positions.row_range(0, std::min(u.whole_sequence(), g.positions.rows()))
                   : View{};
   const View all = gather_positions(u, local, Keep::transient);
   for (std::size_t i = 0; i < g.tokens.size(); ++i) {

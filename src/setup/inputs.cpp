@@ -151,7 +151,8 @@ Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
   return {.tensor = p.tensor,
           .data = ranks / (p.tensor * p.pipeline),
           .pipeline = p.pipeline,
-          .experts = p.experts};
+          .experts = p.experts,
+          .context = p.context};
 }
 
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
@@ -197,6 +198,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
   in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;
+  in.layout.context = {.kind = deck.parallel.context_kind, .shares = deck::context_shares(deck)};
   in.layout.pipeline = pipeline_rule(deck.parallel);
   in.layout.node_of = nodes_of(deck, node_of);
   in.device = &on.device;

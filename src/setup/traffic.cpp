@@ -159,7 +159,7 @@ TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> fo
   for (const Traffic& form : forms) {
     const deck::Deck as = settled(form);
     const plan::PlanInputs inputs = inputs_of(as);
-    const auto shapes = training_shapes(as, inputs.layout.mesh.data);
+    const auto shapes = training_shapes(as, inputs.layout.mesh.batch_ranks());
     choice.tried.push_back(
         {.traffic = form, .step = plan::estimate_step(inputs, shapes.front(), machine)});
   }
@@ -178,7 +178,7 @@ TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> fo
     const deck::Deck as = settled(best->traffic);
     const plan::PlanInputs inputs = inputs_of(as);
     best->fits = std::ranges::all_of(
-        largest_arenas(inputs, training_shapes(as, inputs.layout.mesh.data)), fits);
+        largest_arenas(inputs, training_shapes(as, inputs.layout.mesh.batch_ranks())), fits);
     if (!best->fits) continue;
     choice.chosen = best->traffic;
     return choice;

@@ -10,6 +10,7 @@
 #include "core/clock.hpp"
 #include "core/terminal.hpp"
 #include "data/tokenizers.hpp"
+#include "deck/ranks.hpp"
 #include "io/file.hpp"
 #include "io/tokenizer_files.hpp"
 #include "kernels/api/linear.hpp"
@@ -87,6 +88,7 @@ plan::PlanShape choices_shape(const deck::LoadedDeck& loaded, const Questions& a
   const deck::Deck& deck = loaded.deck;
   // What tensor ranks and chunks divide, and fp8 products.
   std::int64_t granule = std::lcm(deck.parallel.tensor, deck.run.reproducible_tensor);
+  if (const std::int64_t shares = deck::context_shares(deck); shares > 1) granule *= 2 * shares;
   if (deck.precision.matmul == deck::Matmul::fp8) granule = std::lcm(granule, kernels::kFp8Granule);
   // Frequencies that follow the length of a step would depend on other choices of the file.
   const bool dynamic = deck.model.rope_scaling == RopeScalingKind::dynamic;
@@ -182,7 +184,7 @@ void answer_choices(const deck::LoadedDeck& loaded, const Job& job, const Choice
   const Questions all = read_questions(loaded, control, options);
   plan::PlanShape shape;
   control.together([&] {
-    shape = choices_shape(loaded, all, setup::mesh_of(loaded.deck, control.size()).data);
+    shape = choices_shape(loaded, all, setup::mesh_of(loaded.deck, control.size()).batch_ranks());
   });
   TrainedEngine trained(loaded, job, shape, options.weights);
   const auto scores = log_likelihoods(trained.engine(), shape, all.choices);

@@ -87,8 +87,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const TextBytes& text_bytes, const std::function<bool()>& stop) {
   const auto begin = SteadyClock::now();
-  const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
-  const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
+  const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.batch_ranks());
+  const std::int64_t global = shape.micro_batches * shape.micro * engine.batch_ranks();
   const PreparedPlan& prepared = engine.prepared(shape);
   data::BatchRules rules;
   control.together([&] { rules = data::batch_rules(deck, validation); });
@@ -159,7 +159,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
     data::common_tokenizer(loaded, known);
   });
   const plan::PlanShape shape =
-      setup::evaluation_shape(deck.batch, setup::mesh_of(deck, control.size()).data);
+      setup::evaluation_shape(deck.batch, setup::mesh_of(deck, control.size()).batch_ranks());
   TrainedEngine trained(loaded, job, shape, weights);
   const TextBytes text_bytes = validation_bytes(deck, control);
   if (text_bytes.empty() && predicts_text(deck)) remark(control, kNoTextBytes);

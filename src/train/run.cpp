@@ -68,7 +68,7 @@ void Run::open_engine() {
   gemm_rate = settled.gemm_rate;
   try {
     engine.emplace(loaded, job,
-                   setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data),
+                   setup::training_shapes(deck, setup::mesh_of(deck, control.size()).batch_ranks()),
                    std::move(hardware));
   } catch (Error& e) {
     if (!traffic.empty()) e.add_context(traffic);
@@ -82,7 +82,7 @@ void Run::open_engine() {
 plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {
   plan::PlanShape shape = setup::training_shape(
       deck, purpose, {.global = course.sequences(step), .sequence = course.sequence(step)},
-      engine->data_ranks());
+      engine->batch_ranks());
   shape.compression = plan::compression_at(engine->inputs().optimizer, course.progress.applied);
   return shape;
 }

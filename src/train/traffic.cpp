@@ -101,7 +101,7 @@ Chosen choose(const deck::LoadedDeck& loaded, const Job& job, const Hardware& ha
       choice = setup::choose_traffic(
           deck, forms,
           [&](const deck::Deck& settled) {
-            return setup::plan_inputs(settled, setup::training_shapes(settled, mesh.data),
+            return setup::plan_inputs(settled, setup::training_shapes(settled, mesh.batch_ranks()),
                                       job.mpi.node_of(), on);
           },
           [&](const plan::ArenaBytes& bytes) { return free.has_room_for(loaded, mesh, bytes); },

@@ -90,7 +90,9 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   const io::CheckpointLayout& layout = s.header.layout;
   std::vector<std::string> axes;
   for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
-  if (layout.mesh.experts > 1) axes[0] += fmt::format(" ({} expert)", layout.mesh.experts);
+  for (const Division& d : kDivisions)
+    if (layout.mesh.*d.ranks > 1)
+      axes[0] += fmt::format(" ({} {})", d.name, layout.mesh.*d.ranks);
   fmt::print("written by {}: {}, ZeRO-{}; {}, {}\n", count_text(layout.world, "rank"),
              fmt::join(axes, " x "), layout.zero_stage, count_text(s.files, "file"),
              human_bytes(s.bytes));

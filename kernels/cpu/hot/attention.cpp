@@ -54,13 +54,16 @@ void pack_transposed(const float* packed, std::int64_t tokens, std::int64_t dim,
   }
 }
 
-void unpack(const float* from, std::int64_t ld, float factor, const HeadRows& to) {
+void unpack(const float* from, std::int64_t ld, float factor, const HeadRows& to,
+            Write write = Write::overwrite) {
   with_type(to.view->type, [&]<typename T>() {
     for (std::int64_t t = 0; t < to.tokens; ++t) {
       T* out = to.row<T>(t);
       for_vectors(
           to.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-            store(out + i, load(from + t * ld + i, kLanes) * Vec(factor), count);
+            Vec x = load(from + t * ld + i, kLanes) * Vec(factor);
+            if (write == Write::add) x = x + load(out + i, count);
+            store(out + i, x, count);
           });
     }
   });
@@ -203,7 +206,7 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
                       Range rows, Range document, const ForwardScratch& x) {
   const std::int64_t dim = a.shape.head_dim, kv_head = a.shape.kv_head_of(unit.head);
   const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
-  const std::int64_t first_query = drop.keys - drop.queries + unit.t.begin;
+  const std::int64_t first_query = a.first_token() + unit.t.begin;
   const Range seen =
       sight.keys_of(Range{first_query + rows.begin, first_query + rows.end}, document);
   const std::int64_t before = (seen.begin - document.begin) / kTile * kTile;
@@ -228,7 +231,7 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
                float* scratch) {
   const std::int64_t dim = a.shape.head_dim;
   const std::int64_t queries = a.q.shape[1], keys = a.k.shape[1];
-  const std::int64_t rows = unit.t.count(), first_query = keys - queries + unit.t.begin;
+  const std::int64_t rows = unit.t.count(), first_query = a.first_token() + unit.t.begin;
   const ForwardScratch x(a.shape, scratch);
   pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, dim}, a.shape.scale, x.q, x.padded);
   clear(x.out, rows * x.padded);
@@ -327,8 +330,9 @@ struct BackwardScratch {
   float *p, *d_p;              // (64, 64): scores, then probabilities; their gradients
 };
 
-/// What the backward knows and makes of all queries of one head.
+/// What the backward knows and makes of all queries of one head, which are T from token `first` on.
 struct HeadBackward {
+  std::int64_t first;
   const float *lse, *delta;  // (T)
   float* d_q;                // (T, Dp)
 };
@@ -345,13 +349,13 @@ void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
   clear(x.d_v, count * x.padded);
 }
 
-/// Adds to d_q, d_k and d_v what these queries and keys, of one head and document, give (Dao 2023,
-/// FlashAttention-2, the inner loop of algorithm 2).
+/// Adds to d_q, d_k and d_v what the queries of these tokens and keys, of one head and document,
+/// give (Dao 2023, FlashAttention-2, the inner loop of algorithm 2).
 void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
                    Range document, Range queries, Range keys, const BackwardScratch& x) {
   const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
   const std::int64_t dim = a.shape.head_dim, padded = x.padded;
-  const std::int64_t t = queries.begin, rows = queries.count(), count = keys.count();
+  const std::int64_t t = queries.begin - head.first, rows = queries.count(), count = keys.count();
   const int vecs = static_cast<int>(padded / kLanes);
   const int key_vecs = static_cast<int>(ceil_div(count, kLanes));
   pack({&a.q, drop.sample, t, rows, drop.head, dim}, a.shape.scale, x.q, padded);
@@ -363,7 +367,7 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
   for (std::int64_t i = 0; i < rows; ++i) {
     float factors[kTile] = {};
     if (drop) drop.factors(t + i, keys.begin, count, factors);
-    const Range seen = sight.keys_of(t + i, document);
+    const Range seen = sight.keys_of(queries.begin + i, document);
     backward_row(x.p + i * kTile, x.d_p + i * kTile, key_vecs,
                  {.seen = {seen.begin - keys.begin, at_most(count, seen.end - keys.begin)},
                   .soft_cap = a.shape.soft_cap,
@@ -377,30 +381,34 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
                Write::add);
 }
 
-/// Gradients that one document's queries and keys give, in tiles that begin where it does.
+/// Gradients that one document's queries and keys give, in tiles that begin where it does, or where
+/// the queries do.
 void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
                        Range document, const BackwardScratch& x) {
-  const std::int64_t dim = a.shape.head_dim, tokens = a.q.shape[1], b = unit.sample;
+  const std::int64_t dim = a.shape.head_dim, count = a.q.shape[1], tokens = a.k.shape[1],
+                     first = a.first_token(), b = unit.sample;
   const Range heads = query_heads(a.shape, unit.kv_head);
   const Sight sight = sight_of(a.shape.mask, a.shape.window, tokens);
   for (std::int64_t s = document.begin; s < document.end; s += kTile) {
     const Range keys{s, at_most(s + kTile, document.end)};
     begin_keys(a, unit, keys, x);
-    const Range queries = sight.queries_of(keys, document);
-    const std::int64_t before = (queries.begin - document.begin) / kTile * kTile;
+    const Range see = sight.queries_of(keys, document);
+    const std::int64_t before = (see.begin - document.begin) / kTile * kTile;
+    const Range queries = intersect({document.begin + before, see.end}, {first, first + count});
     for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-      const std::int64_t earlier = (h - heads.begin) * tokens;  // rows of earlier heads
+      const std::int64_t earlier = (h - heads.begin) * count;  // rows of earlier heads
       const HeadBackward head{
-          .lse = reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * tokens,
+          .first = first,
+          .lse = reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * count,
           .delta = x.delta + earlier,
           .d_q = x.d_q + earlier * x.padded};
-      for (std::int64_t t = document.begin + before; t < queries.end; t += kTile) {
-        backward_tile(a, {a.dropout, rule, b, h, tokens, tokens}, head, document,
-                      {t, at_most(t + kTile, document.end)}, keys, x);
+      for (std::int64_t t = queries.begin; t < queries.end; t += kTile) {
+        const std::int64_t end = at_most(at_most(t + kTile, document.end), first + count);
+        backward_tile(a, {a.dropout, rule, b, h, count, tokens}, head, document, {t, end}, keys, x);
       }
     }
-    unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, dim});
-    unpack(x.d_v, x.padded, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, dim});
+    unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, dim}, a.write);
+    unpack(x.d_v, x.padded, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, dim}, a.write);
   }
 }
 
@@ -417,8 +425,9 @@ void attention_backward(const AttentionBackward& a, const DropoutRule& rule, con
                  x.delta + (h - heads.begin) * tokens);
   }
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
-  for (std::int64_t t = 0; t < tokens;) {
-    const Range document = document_of(documents, b, t, tokens);
+  const std::int64_t keys = a.k.shape[1];
+  for (std::int64_t t = 0; t < keys;) {
+    const Range document = document_of(documents, b, t, keys);
     backward_document(a, rule, unit, document, x);
     t = document.end;
   }

@@ -28,6 +28,14 @@ struct ModelInputs {
   std::vector<model::UnitDesc> units;
 };
 
+/// How the ranks that divide each sequence do that.
+struct ContextInputs {
+  ContextKind kind = ContextKind::gather;
+  /// Into how many shares of two chunks each (kernels::ZigzagChunks) a sequence is cut: a multiple
+  /// of the ranks; 1: it is whole.
+  std::int64_t shares = 1;
+};
+
 /// Which rank does what.
 struct LayoutInputs {
   Mesh mesh;
@@ -35,6 +43,7 @@ struct LayoutInputs {
   bool nccl = false;               // NCCL carries messages and collectives; else our exchange
   std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
   bool split_sequence = true;      // over tensor ranks
+  ContextInputs context;
   PipelineRule pipeline;
 };
 
@@ -144,6 +153,18 @@ struct PlanInputs {
             .whole = optim::whole_bytes_per_element(optimizer)};
   }
 };
+
+/// A micro-batch as a rank has it: sequences, or chunks of sequences, of so many tokens.
+struct MicroBatchRows {
+  std::int64_t batch = 0, sequence = 0;
+};
+inline MicroBatchRows rows_of(const PlanInputs& in, const PlanShape& shape) {
+  const std::int64_t shares = in.layout.context.shares;
+  if (shares == 1) return {.batch = shape.micro, .sequence = shape.sequence};
+  const std::int64_t chunks = kernels::ZigzagChunks{shares}.count();
+  return {.batch = shape.micro * chunks / in.layout.mesh.context,
+          .sequence = shape.sequence / chunks};
+}
 
 /// Whether a step leaves something to do that its state has to wait for.
 inline bool leaves_work(const PlanInputs& in) {

@@ -105,6 +105,7 @@ enum class OpKind : std::uint8_t {
   kernel,            // one operation of a unit
   tensor,            // a collective of the tensor ranks within a unit
   experts,           // rows that go to the ranks that have their experts, or come back
+  context,           // what ranks that divide a sequence exchange within a unit
   send,              // activations, or their gradient, to the next or the previous stage
   receive,           // from it
   gather,            // a unit's parameters from all shards (ZeRO-3)
@@ -134,12 +135,16 @@ struct LoadBatch {
   View samples;    // (B) i64
   View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
   View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
+  /// Where ranks have chunks of sequences, which are then B rows of T tokens, `documents` are of the
+  /// whole sequences, and these (B, T, 2) i32 where positions count from, relative to each row's
+  /// first token. Absent elsewhere.
+  View positions;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
         f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write),
-        f(s.tallies, kernels::Access::write);
+        f(s.tallies, kernels::Access::write), f(s.positions, kernels::Access::write);
   }
 };
 
@@ -226,7 +231,8 @@ struct Plan {
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
   std::int64_t alignment = kBufferAlignment;  // of buffers; the same in all plans of a run
-  std::int64_t targets_of_micro_batch = 0;    // whether they count or not
+  std::int64_t targets_of_micro_batch = 0;    // of this rank, whether they count or not
+  std::int64_t rows_of_micro_batch = 0;       // sequences, or chunks of them
   Buffer& buffer(BufferId id) { return at(buffers, id); }
   const Buffer& buffer(BufferId id) const { return at(buffers, id); }
   const Op& op(OpId id) const { return at(ops, id); }
@@ -392,6 +398,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::kernel, "kernel"},
                                        std::pair{K::tensor, "tensor"},
                                        std::pair{K::experts, "experts"},
+                                       std::pair{K::context, "context"},
                                        std::pair{K::send, "send"},
                                        std::pair{K::receive, "receive"},
                                        std::pair{K::gather, "gather"},

@@ -39,7 +39,7 @@ Call replayed(const Call& call, const std::set<BufferId>& needed) {
 /// What forward makes and the policy does not keep.
 std::set<BufferId> dropped_tensors(const Recording& recording, Recompute policy) {
   std::set<BufferId> dropped;
-  for (const Call& call : recording.forward) {
+  for (const auto& [call, group] : recording.forward) {
     each_view(call, [&](const View& v, Access a) {
       const BufferId id = buffer_of(v);
       if (a == Access::read || id < recording.first_made) return;
@@ -51,23 +51,23 @@ std::set<BufferId> dropped_tensors(const Recording& recording, Recompute policy)
 
 /// The operations of forward, in their order, that make again those of `dropped` that backward
 /// reads.
-std::vector<Call> replay_of(const Recording& recording, const std::set<BufferId>& dropped) {
+std::vector<Recorded> replay_of(const Recording& recording, const std::set<BufferId>& dropped) {
   std::set<BufferId> needed;
   const auto need = [&](const View& v) {
     if (const BufferId id = buffer_of(v); dropped.contains(id)) needed.insert(id);
   };
-  for (const Call& call : recording.backward)
+  for (const auto& [call, group] : recording.backward)
     each_view(call, [&](const View& v, Access) { need(v); });
   // Going back through forward, every operation that leads to them.
-  std::vector<Call> replay;
-  for (auto call = recording.forward.rbegin(); call != recording.forward.rend(); ++call) {
+  std::vector<Recorded> replay;
+  for (auto made = recording.forward.rbegin(); made != recording.forward.rend(); ++made) {
     bool makes = false;
-    each_view(*call, [&](const View& v, Access a) {
+    each_view(made->call, [&](const View& v, Access a) {
       makes = makes || (a != Access::read && needed.contains(buffer_of(v)));
     });
     if (!makes) continue;
-    replay.push_back(replayed(*call, needed));
-    each_view(replay.back(), [&](const View& v, Access a) {
+    replay.push_back({.call = replayed(made->call, needed), .group = made->group});
+    each_view(replay.back().call, [&](const View& v, Access a) {
       if (a != Access::write) need(v);
     });
   }
@@ -79,9 +79,9 @@ std::vector<Call> replay_of(const Recording& recording, const std::set<BufferId>
 using Names = std::map<BufferId, BufferId>;
 
 /// Buffers of its own for what the replay writes.
-Names fresh_buffers(Recording& recording, const std::vector<Call>& replay) {
+Names fresh_buffers(Recording& recording, const std::vector<Recorded>& replay) {
   Names fresh;
-  for (const Call& call : replay) {
+  for (const auto& [call, group] : replay) {
     each_view(call, [&](const View& v, Access a) {
       const BufferId id = buffer_of(v);
       if (a == Access::read || fresh.contains(id)) return;
@@ -91,8 +91,8 @@ Names fresh_buffers(Recording& recording, const std::vector<Call>& replay) {
   return fresh;
 }
 
-void rename(std::vector<Call>& calls, const Names& names) {
-  for (Call& call : calls) {
+void rename(std::vector<Recorded>& calls, const Names& names) {
+  for (auto& [call, group] : calls) {
     each_view(call, [&](View& v, Access) {
       if (const auto it = names.find(buffer_of(v)); it != names.end())
         v.data = symbolic(it->second, offset_of(v));
@@ -105,7 +105,7 @@ void rename(std::vector<Call>& calls, const Names& names) {
 void recompute(Recording& recording, Recompute policy) {
   if (policy == Recompute::none) return;
   const std::set<BufferId> dropped = dropped_tensors(recording, policy);
-  std::vector<Call> replay = replay_of(recording, dropped);
+  std::vector<Recorded> replay = replay_of(recording, dropped);
   Names fresh = fresh_buffers(recording, replay);
   rename(replay, fresh);
   // Backward reads from the replay what was dropped, and what was kept from where it is.

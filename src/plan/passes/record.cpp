@@ -14,9 +14,9 @@ class RecordingDevice : public kernels::Device {
   std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
     return target_.scratch_bytes(call);
   }
-  void run(const kernels::KernelCall& call) override { list->emplace_back(call); }
+  void run(const kernels::KernelCall& call) override { list->push_back({.call = call}); }
 
-  std::vector<Call>* list = nullptr;
+  std::vector<Recorded>* list = nullptr;
 
  private:
   const kernels::Device& target_;
@@ -31,7 +31,7 @@ View local(Local id, DType type, std::initializer_list<std::int64_t> extents) {
 std::vector<bool> only_weights(const Recording& recording) {
   std::vector<bool> marks;
   std::set<BufferId> results;
-  for (const Call& call : recording.backward) {
+  for (const auto& [call, group] : recording.backward) {
     const auto* kernel = std::get_if<kernels::KernelCall>(&call);
     bool mark =
         kernel != nullptr && (std::holds_alternative<kernels::LinearBackwardWeight>(*kernel) ||
@@ -70,6 +70,12 @@ class Recorder {
   std::byte* allocate(model::Keep keep, std::int64_t bytes);
   model::MicroBatch micro_batch() const;
   model::TensorRegion tensor_region();
+  /// Writes collectives of a group down.
+  std::function<void(const comm::CollectiveCall&)> among(MeshGroup group) {
+    return [this, group](const comm::CollectiveCall& call) {
+      device_.list->push_back({.call = call, .group = group});
+    };
+  }
   /// Which flat buffer of each unit, and its type.
   struct Flat {
     BufferId (*of)(std::size_t unit);
@@ -111,7 +117,9 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.training = key.training;
   u_.experts = in.experts;
   if (in.experts.ranks > 1) u_.experts.write = key.expert_write;
-  u_.experts.run = [this](const comm::CollectiveCall& call) { device_.list->emplace_back(call); };
+  u_.experts.run = among(MeshGroup::experts);
+  u_.context = in.context;
+  u_.context.run = among(MeshGroup::context);
   u_.seed = in.seed;
   const std::int64_t b = in.micro, own = u_.positions().count(), c = in.config.hidden;
   carry_.resid = local(Local::resid, in.compute, {b, own, c});
@@ -124,22 +132,27 @@ std::byte* Recorder::allocate(model::Keep keep, std::int64_t bytes) {
 }
 
 model::MicroBatch Recorder::micro_batch() const {
-  const std::int64_t b = in_.micro, t = in_.sequence, classes = in_.config.head.labels;
-  const View documents = local(Local::documents, DType::i32, {b, t, std::int64_t{2}});
+  const std::int64_t b = in_.micro, t = in_.sequence, classes = in_.config.head.labels, two = 2;
+  const model::ContextRegion& context = in_.context;
+  const View documents =
+      context.cut() ? local(Local::documents, DType::i32, {context.samples, context.sequence, two})
+                    : local(Local::documents, DType::i32, {b, t, two});
+  const View positions =
+      context.cut() ? local(Local::positions, DType::i32, {b, t, two}) : documents;
   return {.batch = b,
           .sequence = t,
           .tokens = local(Local::tokens, DType::i32, {b, t}),
           .targets = local(Local::targets, DType::i32, {b * in_.config.targets_of(t)}),
           .samples = local(Local::samples, DType::i64, {b}),
           .documents = in_.documents.separate ? documents : View{},
-          .positions = in_.documents.positions ? documents : View{},
+          .positions = in_.documents.positions || context.cut() ? positions : View{},
           .confusion =
               in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
 }
 
 model::TensorRegion Recorder::tensor_region() {
   model::TensorRegion region = in_.tensor;
-  region.run = [this](const comm::CollectiveCall& call) { device_.list->emplace_back(call); };
+  region.run = among(MeshGroup::tensor);
   return region;
 }
 

@@ -23,6 +23,7 @@ enum class Local : BufferId {
   targets,
   samples,
   documents,
+  positions,
   losses,
   scalars,
   confusion,
@@ -40,12 +41,17 @@ struct LocalBuffer {
   std::int64_t bytes = 0;
 };
 
+/// A call of a layer. Of a collective: among whom.
+struct Recorded {
+  Call call;
+  MeshGroup group = MeshGroup::tensor;
+};
+
 /// One visit of a layer: forward, and backward where there is one.
 struct Recording {
   BufferId first_made = 0;        // local id of what it makes first
   std::vector<LocalBuffer> made;  // local id first_made + index
-  std::vector<Call> forward;      // kernels, and collectives of the tensor and the expert ranks
-  std::vector<Call> backward;
+  std::vector<Recorded> forward, backward;
   std::size_t replayed = 0;        // ops that backward begins with: forward's, computed again
   std::vector<bool> only_weights;  // by op of backward: only gradients of weights need it
   model::Carry out;                // local views
@@ -96,6 +102,7 @@ struct RecordInputs {
   bool confusion = false;                     // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;                 // without run
   model::ExpertRegion experts;                // likewise
+  model::ContextRegion context;               // likewise
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;
 };

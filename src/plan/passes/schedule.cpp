@@ -24,22 +24,22 @@ struct Flow {
 /// those that only make gradients of weights.
 enum class Part : std::uint8_t { all, input, weight };
 
-/// What a recorded call is as an op: a kernel, an exchange between the ranks that divide experts,
-/// or a collective of the tensor ranks, which exchange nothing of that kind.
+/// What a recorded call is as an op: a kernel, or a collective of one of these groups.
 struct CallRow {
   OpKind kind;
   Stream stream;
   MeshGroup group;
 };
-constexpr CallRow kKernelRow{OpKind::kernel, Stream::compute, MeshGroup::tensor},
-    kExpertsRow{OpKind::experts, Stream::experts, MeshGroup::experts},
-    kTensorRow{OpKind::tensor, Stream::tensor, MeshGroup::tensor};
-const CallRow& row_of(const Call& call) {
-  const auto* collective = std::get_if<comm::CollectiveCall>(&call);
-  if (collective == nullptr) return kKernelRow;
-  const bool exchange = std::holds_alternative<comm::AllToAll>(*collective) ||
-                        std::holds_alternative<comm::ExchangeRows>(*collective);
-  return exchange ? kExpertsRow : kTensorRow;
+constexpr std::array kCollectiveRows = {
+    CallRow{OpKind::tensor, Stream::tensor, MeshGroup::tensor},
+    CallRow{OpKind::experts, Stream::experts, MeshGroup::experts},
+    CallRow{OpKind::context, Stream::context, MeshGroup::context}};
+CallRow row_of(const Recorded& recorded) {
+  if (std::holds_alternative<comm::CollectiveCall>(recorded.call)) {
+    for (const CallRow& row : kCollectiveRows)
+      if (row.group == recorded.group) return row;
+  }
+  return {OpKind::kernel, Stream::compute, MeshGroup::tensor};
 }
 
 class Scheduler {
@@ -50,6 +50,8 @@ class Scheduler {
         states_(states),
         layers_(model_layers(in.model.units)),
         parts_(layer_parts(in)),
+        rows_(plan.shape.purpose == PlanPurpose::flush ? MicroBatchRows{}
+                                                       : rows_of(in, plan.shape)),
         training_(plan.shape.purpose != PlanPurpose::evaluate) {}
 
   Scheduled run() {
@@ -113,12 +115,12 @@ class Scheduler {
 
   /// A carry, or its gradient, on its way between stages.
   View message(const char* what) {
-    const std::int64_t t = plan_.shape.sequence / (split_sequence() ? in_.layout.mesh.tensor : 1);
-    const std::int64_t n = plan_.shape.micro * t * in_.model.config.hidden;
+    const std::int64_t t = rows_.sequence / (split_sequence() ? in_.layout.mesh.tensor : 1);
+    const std::int64_t n = rows_.batch * t * in_.model.config.hidden;
     const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", what, micro_batch_),
                                    BufferPurpose::messages, n * size_of(in_.numerics.compute));
     return View(symbolic(id), in_.numerics.compute,
-                {plan_.shape.micro, t, in_.model.config.hidden});
+                {rows_.batch, t, in_.model.config.hidden});
   }
   bool split_sequence() const { return in_.layout.split_sequence && in_.layout.mesh.tensor > 1; }
 
@@ -240,9 +242,11 @@ class Scheduler {
   }
 
   void add_batch(std::int64_t k) {
-    const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence,
-                       targets = b * in_.model.config.targets_of(t);
-    const bool with_documents = in_.documents.separate || in_.documents.positions;
+    const auto [b, t] = rows_;
+    const std::int64_t targets = plan_.targets_of_micro_batch,
+                       tokens = plan_.shape.micro * plan_.shape.sequence;
+    const bool cut = in_.layout.context.shares > 1,
+               with_documents = in_.documents.separate || (in_.documents.positions && !cut);
     const auto make = [&](const char* name, DType type, std::int64_t n) {
       return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
                                     BufferPurpose::batch, n * size_of(type)),
@@ -252,8 +256,9 @@ class Scheduler {
         {.tokens = make("tokens", DType::i32, b * t),
          .targets = make("targets", DType::i32, targets),
          .samples = make("samples", DType::i64, b),
-         .documents = with_documents ? make("documents", DType::i32, 2 * b * t) : View{},
-         .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{}});
+         .documents = with_documents ? make("documents", DType::i32, 2 * tokens) : View{},
+         .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{},
+         .positions = cut ? make("positions", DType::i32, 2 * b * t) : View{}});
     const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
                                        BufferPurpose::activations, targets * 4);
     all_losses_.push_back(buffer_view(losses, DType::f32, targets));
@@ -305,8 +310,8 @@ class Scheduler {
                           .operands = in_.numerics.operands,
                           .order = in_.numerics.order,
                           .seed = in_.seed,
-                          .micro = plan_.shape.micro,
-                          .sequence = plan_.shape.sequence,
+                          .micro = rows_.batch,
+                          .sequence = rows_.sequence,
                           .documents = in_.documents,
                           .logit_rows = in_.logit_rows,
                           .loss_terms = in_.loss_terms,
@@ -314,6 +319,7 @@ class Scheduler {
                           .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
                           .experts = expert_region(units),
+                          .context = context_region(),
                           .units = {},
                           .layouts = {}};
       for (std::size_t u : units) {
@@ -332,17 +338,35 @@ class Scheduler {
     return in_.numerics.layout_mode || in_.recompute == Recompute::selective ? separate
                                                                              : in_products;
   }
+  /// The type in which sums of activations' gradients travel within a unit.
+  DType tensor_wire() const {
+    return !in_.numerics.layout_mode && in_.numerics.compute == DType::bf16 ? DType::bf16
+                                                                            : DType::f32;
+  }
   model::TensorRegion tensor_region() const {
     model::TensorRegion tensor{
         .cut = tensor_cut(in_, plan_.place),
         .sequence = split_sequence(),
-        .wire = !in_.numerics.layout_mode && in_.numerics.compute == DType::bf16 ? DType::bf16
-                                                                                 : DType::f32,
+        .wire = tensor_wire(),
         .group = plan_.group(MeshGroup::tensor),
         .run = {}};
     if (in_.numerics.layout_mode) tensor.position_groups = tensor.cut.chunks;
     if (!in_.numerics.layout_mode && tensor.sequence) tensor.position_groups = tensor.cut.ranks;
     return tensor;
+  }
+
+  /// The ranks that divide sequences.
+  model::ContextRegion context_region() const {
+    return {.ranks = in_.layout.mesh.context,
+            .rank = plan_.rank_in(MeshGroup::context),
+            .kind = in_.layout.context.kind,
+            .chunks = {in_.layout.context.shares},
+            .samples = plan_.shape.micro,
+            .sequence = plan_.shape.sequence,
+            .by_document = in_.documents.positions,
+            .wire = tensor_wire(),
+            .group = plan_.group(MeshGroup::context),
+            .run = {}};
   }
 
   /// The ranks that divide experts, as the layer of these units sees them.
@@ -412,7 +436,7 @@ class Scheduler {
                           .accumulator = plan_.words.range(WordLayout::loss, kExactSumWords),
                           .of = kernels::ExactSum::Of::values});
     if (plan_.shape.tallies == 0) return;
-    const std::int64_t samples = plan_.shape.micro;
+    const std::int64_t samples = rows_.batch;
     add(OpKind::kernel,
         kernels::ExactSums{.x = losses_.reshaped({samples, losses_.elements() / samples}),
                            .into = batch_.tallies,
@@ -440,6 +464,7 @@ class Scheduler {
     bind(v, Local::targets, batch_.targets);
     bind(v, Local::samples, batch_.samples);
     bind(v, Local::documents, batch_.documents);
+    bind(v, Local::positions, batch_.positions);
     bind(v, Local::losses, losses_);
     bind(v, Local::scalars, plan_.scalars);
     bind(v, Local::confusion, plan_.confusion);
@@ -482,13 +507,13 @@ class Scheduler {
 
   /// A visit ends where the calls have come to another tile, so that its parameters need to be
   /// there only then. The first `replayed` calls are recomputation.
-  void issue(Visit& v, const std::vector<Call>& calls, std::size_t layer, Part part = Part::all,
+  void issue(Visit& v, const std::vector<Recorded>& calls, std::size_t layer, Part part = Part::all,
              std::size_t replayed = 0) {
     const Layer& units_of = layers_[std::min(layer, layers_.size() - 1)];
     std::optional<std::size_t> tile;
     for (std::size_t i = 0; i < calls.size(); ++i) {
       if (part != Part::all && v.recording->only_weights[i] != (part == Part::weight)) continue;
-      Call call = calls[i];
+      Call call = calls[i].call;
       if (const auto reads = tile_of(call, units_of)) {
         if (tile && tile != reads) ++visit_;
         tile = reads;
@@ -498,7 +523,7 @@ class Scheduler {
           args.dropout.site += layer * model::UnitContext::kDropoutSites;
       });
       each_view(call, [&](View& view, kernels::Access) { view = resolve(v, view); });
-      const CallRow& row = row_of(call);
+      const CallRow row = row_of(calls[i]);
       const std::size_t unit = units_of.units[0];
       plan_.ops.push_back({.kind = row.kind,
                            .stream = row.stream,
@@ -523,6 +548,7 @@ class Scheduler {
   const std::vector<UnitState>& states_;
   std::vector<Layer> layers_;
   std::vector<Range> parts_;
+  MicroBatchRows rows_;
   bool training_;
   Scheduled out_;
   std::map<RecordKey, Recording> recordings_;

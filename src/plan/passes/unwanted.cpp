@@ -38,11 +38,11 @@ class Wanted {
   std::set<BufferId> buffers_;
 };
 
-void keep_wanted(std::vector<Call>& calls, Wanted& wanted) {
-  std::vector<Call> kept;
+void keep_wanted(std::vector<Recorded>& calls, Wanted& wanted) {
+  std::vector<Recorded> kept;
   for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
-    if (!wanted.needs(*call)) continue;
-    wanted.add_reads(*call);
+    if (!wanted.needs(call->call)) continue;
+    wanted.add_reads(call->call);
     kept.push_back(std::move(*call));
   }
   std::reverse(kept.begin(), kept.end());
@@ -51,17 +51,17 @@ void keep_wanted(std::vector<Call>& calls, Wanted& wanted) {
 
 /// What is still written into these gradients goes into buffers of its own, which are cleared first
 /// where it is added.
-void forget(Recording& recording, std::vector<Call>& calls, const std::set<BufferId>& gradients) {
-  std::vector<Call> all;
-  for (Call& call : calls) {
-    each_view(call, [&](View& v, Access access) {
+void forget(Recording& recording, std::vector<Recorded>& calls, const std::set<BufferId>& gradients) {
+  std::vector<Recorded> all;
+  for (Recorded& recorded : calls) {
+    each_view(recorded.call, [&](View& v, Access access) {
       if (access == Access::read || !gradients.contains(buffer_of(v))) return;
       v.data = symbolic(recording.make({model::Keep::transient, v.span_bytes()}));
       if (access == Access::write) return;
       const View bytes(v.data, DType::u8, {v.span_bytes()});
-      all.emplace_back(kernels::KernelCall{kernels::Fill{.out = bytes}});
+      all.push_back({.call = kernels::KernelCall{kernels::Fill{.out = bytes}}});
     });
-    all.push_back(std::move(call));
+    all.push_back(std::move(recorded));
   }
   calls = std::move(all);
 }

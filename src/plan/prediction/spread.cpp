@@ -60,6 +60,7 @@ std::vector<Situation> situations(const PlanInputs& in) {
   count(MeshGroup::ends, &Situation::ends);
   count(MeshGroup::experts, &Situation::experts);
   count(MeshGroup::replicas, &Situation::replicas);
+  count(MeshGroup::context, &Situation::context);
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     const RankGroup pipeline = mesh.group_of(r, MeshGroup::pipeline);
     const auto on_other_node = [&](std::int64_t stages) {

@@ -28,7 +28,7 @@ struct Situation {
     std::int64_t nodes = 0;
     auto operator<=>(const Group&) const = default;
   };
-  Group data, tensor, ends, experts, replicas;
+  Group data, tensor, ends, experts, replicas, context;
   /// Peers on other nodes in each hop of what is summed, as it is and in blocks, then of what is
   /// gathered, over the data ranks.
   std::vector<std::int64_t> remote;

@@ -30,6 +30,7 @@ Activity activity_of(const Op& op) {
     case OpKind::evict:
     case OpKind::snapshot: return Activity::input_output;
     case OpKind::experts:
+    case OpKind::context:
     case OpKind::tensor: return Activity::tensor;
     case OpKind::send:
     case OpKind::receive: return Activity::messages;

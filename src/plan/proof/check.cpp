@@ -257,7 +257,8 @@ class GradientCheck {
   }
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
-    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices || op.kind == OpKind::experts)
+    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices ||
+        op.kind == OpKind::experts || op.kind == OpKind::context)
       return;
     if (op.kind == OpKind::momentum) return momentum_.collective(at_, op, call);
     if (const auto* words = std::get_if<comm::AllReduceWords>(&call)) {

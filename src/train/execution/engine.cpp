@@ -176,8 +176,12 @@ void Engine::tune(const std::filesystem::path& directory, bool timed,
 }
 
 data::BatchShare Engine::share(const plan::PlanShape& shape) const {
-  return {.data_ranks = data_ranks(),
-          .data_rank = place_.data,
+  const Mesh& mesh = inputs_.layout.mesh;
+  return {.data_ranks = mesh.batch_ranks(),
+          .data_rank = place_.data / mesh.context,
+          .context_ranks = mesh.context,
+          .context_rank = place_.data % mesh.context,
+          .context_shares = inputs_.layout.context.shares,
           .sequence = shape.sequence,
           .micro = shape.micro,
           .micro_batches = shape.micro_batches,

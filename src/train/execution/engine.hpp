@@ -58,7 +58,7 @@ class Engine {
 
   const plan::PlanInputs& inputs() const { return inputs_; }
   const MeshPlace& place() const { return place_; }
-  std::int64_t data_ranks() const { return inputs_.layout.mesh.data; }
+  std::int64_t batch_ranks() const { return inputs_.layout.mesh.batch_ranks(); }
   int threads() const { return threads_; }
   /// What the ranks compute on, and the highest rate in flop/s that matrix products of the compute
   /// type reach there; 0 where that is not known.

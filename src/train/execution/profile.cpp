@@ -101,7 +101,7 @@ std::string profile_line(const ProfiledStep& p, const plan::Plan& plan,
   const Mesh& mesh = inputs.layout.mesh;
   Json sizes;
   for (const Axis& a : kAxes) sizes[a.name] = mesh.*a.size;
-  sizes["experts"] = mesh.experts;
+  for (const Division& d : kDivisions) sizes[d.name] = mesh.*d.ranks;
   return Json{{"format", kFormat},
               {"step", p.step},
               {"id", p.id},
@@ -148,7 +148,8 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
   root["rank"].integer(rank, rank);
   Mesh mesh;
   for (const Axis& a : kAxes) mesh.*a.size = root["mesh"][a.name].integer(1, kMost);
-  if (const auto experts = root["mesh"].find("experts")) mesh.experts = experts->integer(1, kMost);
+  for (const Division& d : kDivisions)
+    if (const auto given = root["mesh"].find(d.name)) mesh.*d.ranks = given->integer(1, kMost);
   Record r{.place = place,
            .step = root["step"].integer(1),
            .id = root["id"].text(),

@@ -103,7 +103,10 @@ void Report::start() const {
       comm::host_name(), engine.inputs().sharding.stage, count_text(engine.threads(), "thread"),
       run_.deck.run.name, count_text(global, "sequence"), count_text(run_.course.steps(), "step")));
   nlohmann::ordered_json mesh;
-  for (const Axis& a : kAxes) mesh[a.name] = engine.inputs().layout.mesh.*a.size;
+  const Mesh& sizes = engine.inputs().layout.mesh;
+  for (const Axis& a : kAxes) mesh[a.name] = sizes.*a.size;
+  for (const Division& d : kDivisions)
+    if (sizes.*d.ranks > 1) mesh[d.name] = sizes.*d.ranks;
   mesh["nodes"] = world.nodes;
   run_.log.event({{"event", "start"},
                   {"version", kVersion},
@@ -137,7 +140,7 @@ void Report::say_model_and_layout() const {
   run_.log.say("messages  by " + comm::fabric().text());
   run_.log.say(
       fmt::format("batch     {} a step = {} x {} x {}, {} tokens; {}",
-                  count_text(global, "sequence"), count_text(engine.data_ranks(), "data rank"),
+                  count_text(global, "sequence"), count_text(engine.batch_ranks(), "data rank"),
                   count_text(first.micro_batches, "micro-batch", "micro-batches"), first.micro,
                   human_count(run_.course.tokens(1)), count_text(run_.course.steps(), "step")));
   if (!run_.deck.batch.curriculum.empty()) run_.log.say("lengths   " + lengths_text());

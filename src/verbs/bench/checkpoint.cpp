@@ -109,7 +109,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   const auto device = kernels::make_cpu_device({.threads = 1});
   const Mesh mesh = setup::mesh_of(loaded.deck, job.mpi.size());
   const MeshPlace place = mesh.place_of(job.mpi.rank());
-  const auto shapes = setup::training_shapes(loaded.deck, mesh.data);
+  const auto shapes = setup::training_shapes(loaded.deck, mesh.batch_ranks());
   auto inputs = setup::plan_inputs(loaded.deck, shapes, job.mpi.node_of(), {.device = *device});
   inputs.offload = {};                          // checkpoints know nothing of it
   inputs.state_for = plan::PlanPurpose::train;  // saved from the live state, not from snapshots

@@ -39,7 +39,7 @@ Advice gradients_over_uneven_nodes(const Checked& c) {
 /// The largest smaller batch.micro with four micro-batches a stage, or the smallest there is.
 std::int64_t micro_for_stages(const Checked& c) {
   const auto legal = setup::runnable_micros(c.planner.loaded, c.mesh().size());
-  const std::int64_t own = c.deck().batch.global / c.mesh().data;
+  const std::int64_t own = c.deck().batch.global / c.mesh().batch_ranks();
   std::int64_t best = legal.front();
   for (const std::int64_t micro : legal) {
     if (own / micro >= 4 * c.mesh().pipeline) best = micro;
@@ -57,7 +57,7 @@ Advice few_micro_batches(const Checked& c) {
   const std::int64_t micro = micro_for_stages(c);
   if (micro < c.deck().batch.micro) text += fmt::format("; batch.micro = {} makes more", micro);
   return text + fmt::format("; batch.global = {} would make {}",
-                            4 * stages * c.deck().batch.micro * c.mesh().data, 4 * stages);
+                            4 * stages * c.deck().batch.micro * c.mesh().batch_ranks(), 4 * stages);
 }
 
 Advice gpipe_for_nothing(const Checked& c) {

@@ -131,7 +131,7 @@ void report(const LayoutOptions& layout) {
   const Checked checked = check_layout(layout);
   const deck::Deck& deck = checked.deck();
   const plan::PlanShape& step = checked.planner.shapes.front();
-  const std::int64_t global = step.micro_batches * step.micro * checked.mesh().data;
+  const std::int64_t global = step.micro_batches * step.micro * checked.mesh().batch_ranks();
   fmt::print("parameters {}; a step: {} of {}, {} a rank, {:.4g} flop a rank\n",
              model::parameter_count(checked.planner.inputs.model.units),
              count_text(global, "sequence"), step.sequence,

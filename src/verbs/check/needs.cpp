@@ -19,6 +19,7 @@ const std::vector<TrafficRow>& traffic_rows() {
   static const std::vector<TrafficRow> rows = {
       {"between tensor ranks", {OpKind::tensor}},
       {"between expert ranks", {OpKind::experts}},
+      {"between context ranks", {OpKind::context}},
       {"between stages", {OpKind::send}},
       {"parameters", {OpKind::gather, OpKind::publish}},
       {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients, OpKind::errors}},

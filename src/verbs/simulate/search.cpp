@@ -95,6 +95,7 @@ class Search {
     global_ = deck.batch.global;
     sequence_ = deck.batch.sequence;
     layers_ = deck.model.layers;
+    context_ = deck.parallel.context;
     const DType compute = setup::dtype_of(deck.precision.compute);
     const double tokens = static_cast<double>(global_) * static_cast<double>(sequence_);
     double rate = 0;
@@ -117,7 +118,7 @@ class Search {
       std::vector<Choice> grids;
       for (std::int64_t t = local(); t >= 1;
            --t) {  // few data ranks have most micro-batches to try
-        if (local() % t == 0 && layout_.ranks % (t * p) == 0)
+        if (local() % t == 0 && layout_.ranks % (t * p * context_) == 0)
           grids.push_back({.tensor = t, .pipeline = p});
       }
       in_parallel(grids, [this](const Choice& grid) { try_grid(grid); });
@@ -154,7 +155,7 @@ class Search {
 
   /// All micro-batches and ways to save memory on one grid.
   void try_grid(Choice choice) {
-    const std::int64_t data = layout_.ranks / (choice.tensor * choice.pipeline);
+    const std::int64_t data = layout_.ranks / (choice.tensor * choice.pipeline * context_);
     if (global_ % data != 0) {
       return reject(choice,
                     fmt::format("batch.global = {} is not a multiple of the data ranks", global_));
@@ -232,7 +233,7 @@ class Search {
   /// What steps of fewer micro-batches say of the whole one; nothing where one does not fit.
   /// Without a step where it cannot be among the best.
   std::optional<Found> estimate(const Planner& p, const Choice& choice) {
-    Found found{.choice = choice, .data = p.inputs.layout.mesh.data};
+    Found found{.choice = choice, .data = p.inputs.layout.mesh.batch_ranks()};
     const auto of = [&](std::int64_t n) {
       plan::FewMicroBatches few(p.inputs, p.shapes.front(), n, machine_, budget_);
       found.memory = std::max(found.memory, few.device_bytes());
@@ -478,7 +479,7 @@ class Search {
   double within_;  // s
   SteadyClock::time_point begin_ = SteadyClock::now();
   std::string name_;
-  std::int64_t global_ = 0, sequence_ = 0, layers_ = 0;
+  std::int64_t global_ = 0, sequence_ = 0, layers_ = 0, context_ = 1;
   std::int64_t budget_ = 0;  // bytes of a rank's device; 0: not known
 
   std::mutex mutex_;

@@ -55,7 +55,7 @@ void print_other_shapes(const Planner& p, const deck::Machine& machine) {
     const double step = plan::estimate_step(p.inputs, shape, machine);
     const Speed speed = speed_of(p, shape, step, machine);
     fmt::print("  {:>6} tokens x {:<6}  {:.1f} ms, {:.5g} tokens/s, {:.4g} TFLOP/s a rank{}{}\n",
-               shape.sequence, shape.micro_batches * shape.micro * p.inputs.layout.mesh.data,
+               shape.sequence, shape.micro_batches * shape.micro * p.inputs.layout.mesh.batch_ranks(),
                step * 1e3, speed.tokens_per_s, speed.flop_rate / 1e12,
                speed.mfu ? fmt::format(", MFU {:.1f}%", 100 * *speed.mfu) : "",
                phase_text(p, shape));
@@ -147,7 +147,7 @@ std::string settle_traffic(Planner& p, const deck::Machine& machine) {
 Speed speed_of(const Planner& p, const plan::PlanShape& shape, double step,
                const deck::Machine& machine) {
   const auto tokens = static_cast<double>(shape.micro_batches * shape.micro *
-                                          p.inputs.layout.mesh.data * shape.sequence);
+                                          p.inputs.layout.mesh.batch_ranks() * shape.sequence);
   const double flop = model::flop_per_token(p.inputs.model.config, shape.sequence) * tokens;
   Speed speed{.tokens_per_s = tokens / step,
               .flop_rate = flop / step / static_cast<double>(p.inputs.layout.mesh.size())};
