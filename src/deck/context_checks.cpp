@@ -57,6 +57,10 @@ class ContextChecker : DeckChecker {
                usable({"zero.reduce"}) && deck_.zero.reduce != ReduceWhen::micro,
                "sums over chunks of a sequence come before those over sequences",
                "use \"micro\"");
+      not_with(fmt::format("run.reproducible_context = {}", most), "moe.experts",
+               usable({"moe.experts"}) && deck_.model.moe.experts > 0,
+               "products of experts have as many rows as a rank's tokens give them",
+               "use 0, or run.reproducible_context = 1");
     }
   }
 

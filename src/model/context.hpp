@@ -6,6 +6,8 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "comm/collective.hpp"
 #include "kernels/api/device.hpp"
@@ -144,15 +146,10 @@ class UnitContext {
     return tensor(keep, compute_, {micro_batch_.batch, positions().count(), columns});
   }
 
-  /// Runs one operation with the scratch that the device needs for it.
-  void run(kernels::KernelCall call) {
-    const std::int64_t bytes = device_.scratch_bytes(call);
-    if (bytes > 0) {
-      std::visit([&](auto& args) { args.scratch = tensor(Keep::transient, DType::u8, {bytes}); },
-                 call);
-    }
-    device_.run(call);
-  }
+  /// Runs one operation with the scratch that the device needs for it. Of several shares of
+  /// sequences, products and sums over rows are made share by share, so that they have the shapes,
+  /// and sums the order, that they have where ranks have one share each.
+  void run(const kernels::KernelCall& call);
 
   /// Runs one of a block's matrix products with the blocks' operand format, and with what adapters
   /// add to it.
@@ -202,6 +199,9 @@ class UnitContext {
   kernels::RouterTerms router_terms;
   ExpertRegion experts;
   ContextRegion context;
+  /// Memory for parts of gradients of every share: that of the first, and elements from one to the
+  /// next (PartialGradients).
+  std::vector<std::pair<View, std::int64_t>> share_parts;
   View scale;  // (1) f32, which multiplies losses; absent in evaluation
   /// (E + 1) i64, to which the layer adds how often each expert was chosen, and how many of these
   /// choices it has dropped; absent: not wanted.

@@ -1,5 +1,7 @@
 #include "model/context_parallel.hpp"
 
+#include <functional>
+#include <initializer_list>
 #include <vector>
 
 namespace tessera::model {
@@ -109,7 +111,8 @@ void attend_gathered_backward(UnitContext& u, const AttentionBackward& a) {
       u.run(own);
     }
   }
-  View all = parts.reshaped({r.samples, r.sequence, columns});
+  View all = keys.both;
+  all.data = parts.data, all.type = DType::f32;
   if (r.own() > 1) {
     all = all_tokens(u, DType::f32, columns);
     u.run(TreeSum{.parts = parts, .out = all.range(0, n)});
@@ -238,7 +241,160 @@ void attend_by_heads_backward(UnitContext& u, AttentionBackward a) {
   exchange.back(d, own);
 }
 
+// --- Share by share -----------------------------------------------------------------------------
+
+/// Operations whose bits depend on which rows they have, made of each share's rows alone.
+class ByShares {
+ public:
+  explicit ByShares(UnitContext& u, std::function<void(const KernelCall&)> whole)
+      : u_(u),
+        whole_(std::move(whole)),
+        shares_(u.context.own()),
+        rows_(u.micro_batch().batch * u.micro_batch().sequence) {}
+
+  /// False where an operation is none of these.
+  template <typename Operation>
+  bool operator()(const Operation&) const {
+    return false;
+  }
+  bool operator()(const Linear& a) const {
+    return of_rows(a, a.x, {&Linear::x, &Linear::y, &Linear::preactivation});
+  }
+  bool operator()(const LinearBackwardInput& a) const {
+    return of_rows(a, a.d_y,
+                   {&LinearBackwardInput::d_y, &LinearBackwardInput::d_x,
+                    &LinearBackwardInput::preactivation});
+  }
+  bool operator()(const LinearBackwardWeight& a) const {
+    if (a.x.rows() != rows_) return false;
+    each_share(a, {&LinearBackwardWeight::d_weight, &LinearBackwardWeight::d_bias},
+               &LinearBackwardWeight::write, [&](LinearBackwardWeight& own, std::int64_t share) {
+                 own.d_y = rows_of(a.d_y, share), own.x = rows_of(a.x, share);
+               });
+    return true;
+  }
+  bool operator()(const NormBackward& a) const {
+    if (a.sum.extent(0) % shares_ != 0) return false;
+    each_share(a, {&NormBackward::d_weight, &NormBackward::d_bias}, &NormBackward::write,
+               [&](NormBackward& own, std::int64_t share) {
+                 for (View NormBackward::* of :
+                      {&NormBackward::d_out, &NormBackward::d_resid, &NormBackward::sum,
+                       &NormBackward::d_sum})
+                   own.*of = sequences_of(a.*of, share);
+                 own.stats = rows_of(a.stats, share);
+               });
+    return true;
+  }
+  bool operator()(const EmbedBackward& a) const {
+    TESSERA_CHECK(a.token_write == a.position_write || !a.d_position_table,
+                  "tokens' gradients are added, positions' not");
+    each_share(a, {&EmbedBackward::d_token_table, &EmbedBackward::d_position_table},
+               &EmbedBackward::token_write, [&](EmbedBackward& own, std::int64_t share) {
+                 own.position_write = own.token_write;
+                 own.tokens = rows_of(a.tokens, share), own.d = sequences_of(a.d, share);
+                 own.documents = sequences_of(a.documents, share);
+               });
+    return true;
+  }
+  /// Of parts that every share has.
+  bool operator()(const Fill& a) const {
+    const std::int64_t step = step_of(a.out);
+    for (std::int64_t share = 0; step > 0 && share < shares_; ++share)
+      whole_(Fill{.out = moved(a.out, share * step)});
+    return step > 0;
+  }
+
+ private:
+  static View moved(View v, std::int64_t elements) {
+    v.data += elements * size_of(v.type);
+    return v;
+  }
+  View rows_of(const View& v, std::int64_t share) const {
+    return v ? v.row_range(share * v.rows() / shares_, v.rows() / shares_) : v;
+  }
+  View sequences_of(const View& v, std::int64_t share) const {
+    return v ? sequences(v, share * v.extent(0) / shares_, v.extent(0) / shares_) : v;
+  }
+  /// Elements from a part of a gradient to that of the next share; 0: it is none.
+  std::int64_t step_of(const View& gradient) const {
+    for (const auto& [first, step] : u_.share_parts)
+      if (gradient.data >= first.data && gradient.data < first.data + first.span_bytes())
+        return step;
+    return 0;
+  }
+
+  template <typename Operation>
+  bool of_rows(const Operation& a, const View& rows,
+               std::initializer_list<View Operation::*> operands) const {
+    if (rows.rows() != rows_) return false;
+    for (std::int64_t share = 0; share < shares_; ++share) {
+      Operation own = a;
+      for (View Operation::* of : operands) own.*of = rows_of(a.*of, share);
+      whole_(own);
+    }
+    return true;
+  }
+
+  /// A call for each share, whose gradients are parts.
+  template <typename Operation, typename F>
+  void each_share(const Operation& a, std::initializer_list<View Operation::*> gradients,
+                  Write Operation::* write, F&& take_rows) const {
+    std::vector<ShareSum> sums;
+    for (View Operation::* of : gradients)
+      sums.emplace_back(u_, step_of(a.*of) > 0 ? View{} : a.*of);
+    for (std::int64_t share = 0; share < shares_; ++share) {
+      Operation own = a;
+      take_rows(own, share);
+      std::size_t i = 0;
+      for (View Operation::* of : gradients) {
+        const std::int64_t step = step_of(a.*of);
+        own.*of = step > 0 ? moved(a.*of, share * step) : sums[i].part(share);
+        if (own.*of && step == 0) own.*write = Write::overwrite;
+        ++i;
+      }
+      whole_(own);
+    }
+    for (ShareSum& sum : sums) sum.finish(a.*write);
+  }
+
+  UnitContext& u_;
+  std::function<void(const KernelCall&)> whole_;
+  std::int64_t shares_, rows_;
+};
+
 }  // namespace
+
+void UnitContext::run(const KernelCall& call) {
+  const auto whole = [this](KernelCall own) {
+    const std::int64_t bytes = device_.scratch_bytes(own);
+    if (bytes > 0) {
+      std::visit([&](auto& args) { args.scratch = tensor(Keep::transient, DType::u8, {bytes}); },
+                 own);
+    }
+    device_.run(own);
+  };
+  if (context.own() > 1 && std::visit(ByShares(*this, whole), call)) return;
+  whole(call);
+}
+
+ShareSum::ShareSum(UnitContext& u, const View& gradient) : u_(u), gradient_(gradient) {
+  const std::int64_t shares = u.context.own();
+  if (gradient && shares > 1)
+    parts_ = u.tensor(Keep::transient, DType::f32, {shares, gradient.elements()});
+}
+
+View ShareSum::part(std::int64_t share) const {
+  if (!parts_) return gradient_;
+  View part = gradient_;
+  part.type = DType::f32, part.data = parts_.row_range(share, 1).data;
+  return part;
+}
+
+void ShareSum::finish(Write write) {
+  if (!parts_) return;
+  u_.run(TreeSum{
+      .parts = parts_, .out = gradient_.range(0, gradient_.elements()), .write = write});
+}
 
 void rotate(UnitContext& u, Rope rope, const View& x) {
   const ContextRegion& r = u.context;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "model/context_parallel.hpp"
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -316,11 +317,21 @@ View head_input_backward(UnitContext& u, const ModelConfig& c, const HeadWeights
   return own_positions(u, d_h);
 }
 
+/// Rows of one of this rank's shares of sequences.
+struct RowGroup {
+  std::int64_t share;
+  Range rows;
+};
 /// So many rows of the micro-batch have logits at once, whatever the layout.
-std::vector<Range> row_groups(const UnitContext& u, std::int64_t rows) {
+std::vector<RowGroup> row_groups(const UnitContext& u, std::int64_t all) {
+  const std::int64_t shares = u.context.own(), rows = all / shares;
   const std::int64_t most = u.logit_rows > 0 ? u.logit_rows : rows;
-  std::vector<Range> groups;
-  for (std::int64_t r = 0; r < rows; r += most) groups.push_back({r, std::min(rows, r + most)});
+  std::vector<RowGroup> groups;
+  for (std::int64_t share = 0; share < shares; ++share) {
+    const std::int64_t end = (share + 1) * rows;
+    for (std::int64_t r = share * rows; r < end; r += most)
+      groups.push_back({share, {r, std::min(end, r + most)}});
+  }
   return groups;
 }
 
@@ -415,7 +426,7 @@ View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Car
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses) {
   const View x = head_input(u, c, w, in).x;
-  for (const Range rows : row_groups(u, x.rows())) {
+  for (const auto& [share, rows] : row_groups(u, x.rows())) {
     const HeadRows of = rows_of(u, x, losses, rows);
     classify(u, c, logits_of(u, w, of.h), of, {});
   }
@@ -451,8 +462,10 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
                         const View& losses, const HeadWeights& g, Write write) {
   const HeadInput n = head_input(u, c, w, in);
   OutputsGradient d_x(u, c, n.x.rows());
-  Write write_matrix = write;
-  for (const Range rows : row_groups(u, n.x.rows())) {
+  std::vector<ShareSum> d_matrix, d_bias;
+  for (std::size_t i = 0; i < g.matrix.size(); ++i)
+    d_matrix.emplace_back(u, g.matrix[i]), d_bias.emplace_back(u, bias_of(g, i));
+  for (const auto& [share, rows] : row_groups(u, n.x.rows())) {
     const HeadRows of = rows_of(u, n.x, losses, rows);
     const std::vector<View> logits = logits_of(u, w, of.h);
     classify(u, c, logits, of, u.scale);
@@ -462,15 +475,17 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
                                 .d_x = d_x.part(i).row_range(rows.begin, rows.count())});
     }
     if (rows.end == n.x.rows()) d_x.start();
+    const bool first = rows.begin == share * (n.x.rows() / u.context.own());
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardWeight{.d_y = logits[i],
                                  .x = of.h,
-                                 .d_weight = g.matrix[i],
-                                 .d_bias = bias_of(g, i),
-                                 .write = write_matrix});
+                                 .d_weight = d_matrix[i].part(share),
+                                 .d_bias = d_bias[i].part(share),
+                                 .write = first ? d_matrix[i].write_to(write) : Write::add});
     }
-    write_matrix = Write::add;
   }
+  for (ShareSum& sum : d_matrix) sum.finish(write);
+  for (ShareSum& sum : d_bias) sum.finish(write);
   const View d_h = head_input_backward(u, c, w, n, d_x.finish(), g, write);
   if (!c.final_norm()) return d_h;
   PartialGradients partial(u, write);

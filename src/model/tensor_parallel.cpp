@@ -114,35 +114,53 @@ void Summands::finish() {
 
 View PartialGradients::parts(const View& gradient, std::int64_t count, bool over_ranks) {
   if (!gradient || (count == 1 && !over_ranks)) return gradient;
-  const View place = u_.tensor(Keep::transient, DType::f32, {count, gradient.elements()});
-  entries_.push_back({gradient, place, over_ranks});
-  return place;
+  const std::int64_t shares = u_.context.own(), step = count * gradient.elements();
+  const View all = u_.tensor(Keep::transient, DType::f32, {shares, count, gradient.elements()});
+  entries_.push_back({gradient, all, over_ranks});
+  const View first = all.row_range(0, count);
+  if (shares > 1) u_.share_parts.emplace_back(first, step);
+  return first;
+}
+
+/// sums (shares, elements) = those of each share's parts.
+void PartialGradients::sum_shares(const Entry& e, const View& sums) {
+  const std::int64_t count = e.parts.extent(1), elements = e.parts.cols();
+  for (std::int64_t share = 0; share < e.parts.extent(0); ++share)
+    u_.run(TreeSum{.parts = e.parts.row_range(share * count, count),
+                   .out = sums.range(share * elements, elements)});
 }
 
 void PartialGradients::finish() {
+  const std::int64_t shares = u_.context.own();
+  u_.share_parts.clear();
   std::int64_t n = 0;
-  for (const Entry& e : entries_) n += e.over_ranks ? e.gradient.elements() : 0;
+  for (const Entry& e : entries_) n += e.over_ranks ? shares * e.gradient.elements() : 0;
   View all;
   if (n > 0) all = u_.tensor(Keep::transient, DType::f32, {padded(u_.tensor_region(), n)});
   const auto each_over_ranks = [&](auto&& f) {
     std::int64_t at = 0;
     for (const Entry& e : entries_) {
       if (!e.over_ranks) continue;
-      f(e, all.range(at, e.gradient.elements()));
-      at += e.gradient.elements();
+      f(e, all.range(at, shares * e.gradient.elements()));
+      at += shares * e.gradient.elements();
     }
   };
-  each_over_ranks(
-      [&](const Entry& e, const View& slot) { u_.run(TreeSum{.parts = e.parts, .out = slot}); });
+  each_over_ranks([&](const Entry& e, const View& slot) { sum_shares(e, slot); });
   if (n > 0) sum_over_ranks(u_, all, n, DType::f32);
   const auto add = [&](const View& gradient, const View& parts) {
     u_.run(TreeSum{.parts = parts, .out = gradient.range(0, gradient.elements()), .write = write_});
   };
   each_over_ranks([&](const Entry& e, const View& slot) {
-    add(e.gradient, slot.reshaped({std::int64_t{1}, slot.elements()}));
+    add(e.gradient, slot.reshaped({shares, e.gradient.elements()}));
   });
   for (const Entry& e : entries_) {
-    if (!e.over_ranks) add(e.gradient, e.parts);
+    if (e.over_ranks) continue;
+    View parts = e.parts.matrix();
+    if (shares > 1) {
+      parts = u_.tensor(Keep::transient, DType::f32, {shares, e.gradient.elements()});
+      sum_shares(e, parts);
+    }
+    add(e.gradient, parts);
   }
   entries_.clear();
 }

@@ -60,7 +60,8 @@ class Summands {
 
 /// Gradients of parameters that every tensor rank holds whole, while each computes only a part of
 /// the gradient. The parts are summed over chunks or position groups, then over ranks, and written
-/// or added to the gradient.
+/// or added to the gradient. Where this rank has several shares of sequences, each share has parts
+/// of its own, which UnitContext::run finds, and sums over shares come last.
 class PartialGradients {
  public:
   PartialGradients(UnitContext& u, kernels::Write write) : u_(u), write_(write) {}
@@ -77,9 +78,10 @@ class PartialGradients {
 
  private:
   struct Entry {
-    View gradient, parts;
+    View gradient, parts;  // (shares, count, elements)
     bool over_ranks = false;
   };
+  void sum_shares(const Entry& e, const View& sums);
   UnitContext& u_;
   kernels::Write write_;
   std::vector<Entry> entries_;

@@ -2,6 +2,7 @@
 windows, grouped queries and masks as on one rank; the same bits on every layout in layout mode; traffic by
 formula; and what is refused (traps 8, 11 to 17)."""
 
+import array
 import json
 import unittest
 
@@ -66,6 +67,74 @@ class OtherModels(LayoutTest):
                  "offload__optimizer": "host"})])
         self.assert_near({**windows, "model__kv_heads": 4, "run__steps": 4}, [
             (4, {**heads, "parallel__tensor": 2, "recompute__policy": "selective"})])
+
+
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__reproducible_context": 4,
+              "run__threads": 1, "run__steps": 4, "batch__global": 4, "memory__logits": 3}
+
+
+class Bits(documents_test.DocumentsTest, LayoutTest):
+    def test_every_layout_has_the_same_bits(self):
+        for family in ({"model__heads": 4, "model__hidden": 32, "model__layers": 4}, LLAMA):
+            self.assert_same({**family, **ANY_LAYOUT}, [
+                (2, {"parallel__context": 2}), (4, {"parallel__context": 4, "zero__stage": 3}),
+                (4, {"parallel__context": 2, "zero__stage": 2, "recompute__policy": "full"}),
+                (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 1,
+                     "recompute__policy": "selective"}),
+                (4, {"parallel__context": 2, "parallel__pipeline": 2, "zero__stage": 3,
+                     "parallel__schedule": "zero_bubble"}),
+                mesh(tensor=2, parallel__sequence=False), mesh(data=2, zero__stage=1),
+                (2, {"parallel__context": 2, "offload__optimizer": "host"})])
+        self.assert_same({**LLAMA, **ANY_LAYOUT, "precision__compute": "bf16",
+                          "model__qk_norm": "head", "model__kv_heads": 1}, [
+            (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 3}),
+            (4, {"parallel__context": 4, "recompute__policy": "full"})])
+
+    def test_documents_and_restarts(self):
+        lengths = [1 + 7 * i % 30 for i in range(190)]
+        tokens = array.array("H", ((5 * i * i + i // 7) % 97 for i in range(sum(lengths))))
+        prefix = self.dir / "documents"
+        documents_test.write_pair(prefix, 8, tokens, lengths)
+        fixed = {**LLAMA, **ANY_LAYOUT, "data__documents": "separate", "checkpoint__every": 1,
+                 "checkpoint__keep": 9, "data__validation": [str(prefix)], "evaluate__every": 2}
+        want = self.train(1, self.deck("one", tiny_deck(prefix, **fixed)))
+        evaluations = [e["loss"] for e in self.evaluations_of("one")]
+        for name, ranks, layout in (("two", 2, {"parallel__context": 2}),
+                                    ("four", 4, {"parallel__context": 4, "zero__stage": 3})):
+            deck = self.deck(name, tiny_deck(prefix, **fixed, **layout))
+            self.assertEqual(self.train(ranks, deck), want)
+            self.assertEqual([e["loss"] for e in self.evaluations_of(name)], evaluations)
+        for ranks, layout in ((2, {"parallel__context": 2, "zero__stage": 2}), (1, {})):
+            self.go_back("one", 2)
+            deck = self.deck("one", tiny_deck(prefix, **fixed, **layout))
+            self.assertEqual(self.train(ranks, deck), want)
+
+
+class Refused(LayoutTest):
+    def test_what_does_not_go_together(self):
+        for ranks, changes, said in (
+                (2, {"parallel__context": 2, "batch__sequence": 14},
+                 "batch.sequence = 14 is not a multiple of 4: parallel.context = 2 cuts it into 4 chunks "
+                 "(nearest: 12 or 16)"),
+                (3, {"parallel__context": 2}, "parallel.context = 1 x 1 x 2 = 2 does not divide 3 ranks"),
+                (2, {"parallel__context": 2, "parallel__context_kind": "heads"},
+                 "needs model.kv_heads = 3 to divide over parallel.context x parallel.tensor x zero.tiles = 2"),
+                (2, {"parallel__context_kind": "heads"}, "parallel.context"),
+                (2, {"parallel__context": 2, "model__dropout": 0.1}, "model.dropout_embedding"),
+                (2, {"parallel__context": 2, "parallel__data": 2},
+                 "leave 1 (give 1, or 0 for what is left)"),
+                (2, {"parallel__context": 2, "batch__curriculum": {"start": 6, "end": 16, "steps": 4}},
+                 "is not a multiple of 4"),
+                (2, {"parallel__context": 2, "run__reproducible": "layout", "run__threads": 1},
+                 "needs a divisor of run.reproducible_context = 1"),
+                (1, {"run__reproducible_context": 2}, "run.reproducible"),
+                (2, {"parallel__context": 2, "run__reproducible": "layout", "run__threads": 1,
+                     "run__reproducible_context": 2, "zero__reduce": "step"}, "use \"micro\"")):
+            with self.subTest(**changes):
+                deck = self.deck("refused", tiny_deck(self.corpus, **changes))
+                job = self.run_job(ranks, "train", deck)
+                self.assertEqual(job.code, 2, job.output)
+                self.assertIn(said, job.output)
 
 
 if __name__ == "__main__":
