@@ -46,9 +46,9 @@ inline double AttentionShape::most_pairs(std::int64_t first, std::int64_t querie
 
 /// out = softmax(scale q k^T, masked) v. Query t is token first + t of the keys' sample: the last T
 /// where keys of earlier tokens come from a cache, any T where ranks have parts of a sequence. It
-/// sees the keys that the shape's mask and window let it see, of its own document. Dropout acts on probabilities,
-/// element (h T + t) S + s of its sample. q, k and v may be column ranges of one (B, T, (H + 2 KV)
-/// D) matrix.
+/// sees the keys that the shape's mask and window let it see, of its own document. Dropout acts on
+/// probabilities, element (h S + first + t) S + s of its sample. q, k and v may be column ranges of
+/// one (B, T, (H + 2 KV) D) matrix.
 struct Attention {
   static constexpr const char* kName = "attention";
   View q;          // (B, T, H D)

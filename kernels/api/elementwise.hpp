@@ -51,8 +51,8 @@ inline void check(const Convert& a) {
 }
 
 /// Which tokens of a sequence each of P equal shares of it has, for causal attention: of 2 P equal
-/// chunks share p has the p-th and the p-th from the end, so that all shares have as many pairs of a
-/// query and a key that it sees (Dubey et al. 2024, Llama 3, section 3.3.2).
+/// chunks share p has the p-th and the p-th from the end, so that all shares have as many pairs of
+/// a query and a key that it sees (Dubey et al. 2024, Llama 3, section 3.3.2).
 struct ZigzagChunks {
   std::int64_t shares = 1;  // P
 
@@ -75,7 +75,7 @@ struct ZigzagChunks {
 struct OrderChunks {
   enum class To : std::uint8_t { tokens, shares };
   static constexpr const char* kName = "order_chunks";
-  View x, out;  // matrices of one type, whose rows may be any distance apart
+  View x, out;               // matrices of one type, whose rows may be any distance apart
   std::int64_t samples = 1;  // B
   ZigzagChunks chunks;
   To to = To::tokens;
@@ -93,9 +93,9 @@ inline void check(const OrderChunks& a) {
   check_floats({a.x, a.out});
   check_same_type({a.x, a.out});
   check_same_matrix({a.x.matrix(), a.out.matrix()});
-  TESSERA_CHECK(a.samples > 0 && a.chunks.shares > 0 &&
-                    a.x.rows() % (a.chunks.count() * a.samples) == 0,
-                "{} rows of {} samples in {} shares", a.x.rows(), a.samples, a.chunks.shares);
+  TESSERA_CHECK(
+      a.samples > 0 && a.chunks.shares > 0 && a.x.rows() % (a.chunks.count() * a.samples) == 0,
+      "{} rows of {} samples in {} shares", a.x.rows(), a.samples, a.chunks.shares);
 }
 
 /// out = factor x.

@@ -5,7 +5,9 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-void check_rows(const View& documents, std::int64_t tokens, bool of_part) {
+/// `positions`: of parts of sequences how many there are; 0: samples are whole.
+void check_rows(const View& documents, std::int64_t tokens, std::int64_t positions) {
+  const bool of_part = positions > 0;
   if (!documents) return;
   const auto* range = documents.as<std::int32_t>();
   const std::int64_t rows = documents.elements() / 2;
@@ -20,17 +22,19 @@ void check_rows(const View& documents, std::int64_t tokens, bool of_part) {
                       (of_part || end <= tokens),
                   "token {} of sample {} is in document [{}, {}) of {} tokens, expected [{}, {})",
                   t, row / tokens, range[2 * row], range[2 * row + 1], tokens, begin, end);
+    TESSERA_CHECK(!of_part || t - begin < positions, "token {} of sample {} has position {} of {}",
+                  t, row / tokens, t - begin, positions);
   }
 }
 
 }  // namespace
 
 void check_document_rows(const View& documents, std::int64_t tokens) {
-  check_rows(documents, tokens, false);
+  check_rows(documents, tokens, 0);
 }
 
-void check_position_rows(const View& documents, std::int64_t tokens) {
-  check_rows(documents, tokens, true);
+void check_position_rows(const View& documents, std::int64_t tokens, std::int64_t positions) {
+  check_rows(documents, tokens, positions);
 }
 
 }  // namespace tessera::kernels::cpu

@@ -9,8 +9,9 @@ namespace tessera::kernels::cpu {
 /// or that are not the same for all their tokens. An absent table passes.
 void check_document_rows(const View& documents, std::int64_t tokens);
 
-/// The same of documents whose begins positions count from: of a sample that is a part of a sequence
-/// the first one may begin before it, and the last one end behind it.
-void check_position_rows(const View& documents, std::int64_t tokens);
+/// The same of documents whose begins positions count from: of a sample that is a part of a
+/// sequence the first one may begin before it, and the last one end behind it. Positions are below
+/// `positions`.
+void check_position_rows(const View& documents, std::int64_t tokens, std::int64_t positions);
 
 }  // namespace tessera::kernels::cpu

@@ -35,7 +35,9 @@ void run(const OrderChunks& a, const Context& context) {
   const std::int64_t tokens = a.tokens();
   const View x = a.x.matrix(), out = a.out.matrix();
   const auto bytes = static_cast<std::size_t>(x.cols() * size_of(x.type));
-  const auto row = [](const View& v, std::int64_t i) { return v.data + i * v.ld * size_of(v.type); };
+  const auto row = [](const View& v, std::int64_t i) {
+    return v.data + i * v.ld * size_of(v.type);
+  };
   parallel_ranges(context.threads, x.rows(), 1, [&](Range rows) {
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t other = a.chunks.row_by_tokens(i, a.samples, tokens);

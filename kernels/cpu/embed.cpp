@@ -1,5 +1,6 @@
 // Embedding on the CPU: checks arguments, divides rows over the team.
 #include <algorithm>
+#include <limits>
 
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/documents.hpp"
@@ -8,6 +9,11 @@
 
 namespace tessera::kernels::cpu {
 namespace {
+
+/// How many positions a table has; any number without one.
+std::int64_t positions_of(const View& table) {
+  return table ? table.rows() : std::numeric_limits<std::int64_t>::max();
+}
 
 /// Refuses tokens beyond the vocabulary. Only a back end that reads them on the host can.
 void check_tokens(const View& tokens, std::int64_t vocabulary) {
@@ -23,7 +29,7 @@ void check_tokens(const View& tokens, std::int64_t vocabulary) {
 void run(const Embed& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.token_table.extent(0));
-  check_position_rows(a.documents, a.tokens.extent(1));
+  check_position_rows(a.documents, a.tokens.extent(1), positions_of(a.position_table));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.embed(a, rule, rows); });
@@ -31,7 +37,8 @@ void run(const Embed& a, const Context& context) {
 
 void run(const AddPositions& a, const Context& context) {
   check(a);
-  if (a.documents) check_position_rows(a.documents, a.documents.extent(1));
+  if (a.documents)
+    check_position_rows(a.documents, a.documents.extent(1), positions_of(a.position_table));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.add_positions(a, rule, rows); });
@@ -66,7 +73,7 @@ void add_rows(const EmbedBackward& a, const DropoutRule& rule, const PlaceRows& 
 void run(const EmbedBackward& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.d_token_table.extent(0));
-  check_position_rows(a.documents, a.tokens.extent(1));
+  check_position_rows(a.documents, a.tokens.extent(1), positions_of({}));
   const DropoutRule rule = dropout_rule(a.dropout);
   add_rows(a, rule, token_rows(a), a.d_token_table, a.token_write, context);
   if (!a.d_position_table) return;

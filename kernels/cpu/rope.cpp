@@ -13,7 +13,7 @@ std::int64_t scratch_bytes(const Rope& a, const Context&) {
 
 void run(const Rope& a, const Context& context) {
   check(a);
-  check_position_rows(a.documents, a.x.extent(1));
+  check_position_rows(a.documents, a.x.extent(1), a.positions());
   const Turns turns = turns_of(a);
   auto* table = reinterpret_cast<float*>(a.scratch.data);
   parallel_ranges(context.threads, turn_runs(turns.first, turns.tokens), 1, [&](Range runs) {

@@ -16,7 +16,7 @@ namespace tessera::kernels::cuda {
 /// What all attention kernels need to know of a call.
 struct AttentionSetting {
   int samples, queries, keys, first, heads, kv_heads, dim;  // first: token of the first query
-  int group, skip;  // of AttentionShape, group resolved
+  int group, skip;                                          // of AttentionShape, group resolved
   float scale;
   bool whole_vectors;  // rows of all heads of all operands
   bool dropped;
@@ -107,7 +107,7 @@ __device__ __forceinline__ std::uint32_t kept_of(const AttentionSetting& s, int 
                                                  Query&& query_of, Key&& key_of) {
   static_assert(kColumns / 2 <= 32);
   const auto stream = static_cast<std::uint64_t>(s.sample_index[sample]);
-  const std::int64_t first = s.rule.first + std::int64_t{head} * s.queries * s.keys;
+  const std::int64_t first = s.rule.first + (std::int64_t{head} * s.keys + s.first) * s.keys;
   std::uint64_t last = ~std::uint64_t{0};  // no element's
   std::uint32_t bits = 0, word0 = 0, word1 = 0, word2 = 0, word3 = 0;
 #pragma unroll 1
@@ -373,7 +373,7 @@ struct BackwardOperands {
   HeadsView<const T> q, k, v, d_out;
   HeadsView<T> d_q;
   HeadsView<std::byte> d_k, d_v;  // of T or f32 elements
-  bool wide_keys, add_keys;       // whether these are f32 where T is not, and whether they are added to
+  bool wide_keys, add_keys;  // whether these are f32 where T is not, and whether they are added to
   const float* lse;
   const float* delta;
 };
@@ -403,8 +403,8 @@ struct BackwardTiles {
 };
 
 /// What a backward block owns, and the columns that it walks over: those of every query head that
-/// reads its kv head, one head after another; for queries, of the one. The longest walks come first:
-/// of early keys, of late queries.
+/// reads its kv head, one head after another; for queries, of the one. The longest walks come
+/// first: of early keys, of late queries.
 template <typename T, int kDim, Side kSide, Masking kMasking>
 struct BackwardBlock {
   using Tiles = BackwardTiles<T, kDim, kSide>;

@@ -40,8 +40,12 @@ void run(const OrderChunks& a, const Context& context) {
   check(a);
   with_type(a.x.type, [&]<typename T>() {
     using Run = OrderChunksRun<T>;
-    const Run body{rows_of<T>(a.x.matrix()), rows_of<T>(a.out.matrix()), a.chunks,
-                   a.samples,               a.tokens(),                 a.to,
+    const Run body{rows_of<T>(a.x.matrix()),
+                   rows_of<T>(a.out.matrix()),
+                   a.chunks,
+                   a.samples,
+                   a.tokens(),
+                   a.to,
                    wide<Run::V>({a.x, a.out})};
     map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
   });

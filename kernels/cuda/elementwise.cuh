@@ -1,6 +1,7 @@
 // Conversion and sums over parts.
 #pragma once
 
+#include "kernels/api/elementwise.hpp"
 #include "kernels/common/tree.hpp"
 #include "kernels/common/verdict.hpp"
 #include "kernels/cuda/vec.cuh"

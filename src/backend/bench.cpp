@@ -478,7 +478,9 @@ class Bench {
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
-    row(OrderChunks{.x = rows, .out = memory.zeros(DType::f32, {8, n / 8}), .chunks = {.shares = 4}},
+    row(
+        OrderChunks{
+            .x = rows, .out = memory.zeros(DType::f32, {8, n / 8}), .chunks = {.shares = 4}},
         text(rows));
     row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});

@@ -67,10 +67,10 @@ enum class RouterScores : std::uint8_t { softmax, sigmoid };
 /// What a group of experts counts: its best expert's score, or the sum of its two best.
 enum class GroupScore : std::uint8_t { largest, two_largest };
 
-/// How ranks that divide a sequence compute attention: each gathers keys and values of all (Dubey et
-/// al. 2024, Llama 3, section 3.3.2), or has all tokens of some heads (Jacobs et al. 2023, DeepSpeed
-/// Ulysses).
-enum class ContextKind : std::uint8_t { gather, heads };
+/// How ranks that divide a sequence compute attention: each gathers keys and values of all (Dubey
+/// et al. 2024, Llama 3, section 3.3.2), or has all tokens of some heads (Jacobs et al. 2023,
+/// DeepSpeed Ulysses); or what sends less.
+enum class ContextKind : std::uint8_t { gather, heads, automatic };
 
 /// What tensor ranks have of experts: a part of the width of each, or some of them whole.
 enum class ExpertSplit : std::uint8_t { width, experts };
@@ -180,7 +180,8 @@ struct EnumWords<ExpertSplit> {
 template <>
 struct EnumWords<ContextKind> {
   using enum ContextKind;
-  static constexpr std::array table = {std::pair{gather, "gather"}, std::pair{heads, "heads"}};
+  static constexpr std::array table = {std::pair{gather, "gather"}, std::pair{heads, "heads"},
+                                       std::pair{automatic, "auto"}};
 };
 template <>
 struct EnumWords<Recompute> {

@@ -26,18 +26,16 @@ constexpr int order_of(std::int64_t Mesh::*size) {
 }
 constexpr int kData = order_of(&Mesh::data), kTensor = order_of(&Mesh::tensor),
               kPipeline = order_of(&Mesh::pipeline);
-constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) - 1},
-                                GroupRow{MeshGroup::data, kData, kData},
-                                GroupRow{MeshGroup::tensor, kTensor, kTensor},
-                                GroupRow{MeshGroup::stage, kTensor, kData},
-                                GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
-                                GroupRow{MeshGroup::ends, kPipeline, kPipeline, Members::ends},
-                                GroupRow{MeshGroup::experts, kData, kData, Members::neighbours,
-                                         &Mesh::experts},
-                                GroupRow{MeshGroup::replicas, kData, kData, Members::alike,
-                                         &Mesh::experts},
-                                GroupRow{MeshGroup::context, kData, kData, Members::neighbours,
-                                         &Mesh::context}};
+constexpr std::array kGroups = {
+    GroupRow{MeshGroup::world, 0, std::size(kAxes) - 1},
+    GroupRow{MeshGroup::data, kData, kData},
+    GroupRow{MeshGroup::tensor, kTensor, kTensor},
+    GroupRow{MeshGroup::stage, kTensor, kData},
+    GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
+    GroupRow{MeshGroup::ends, kPipeline, kPipeline, Members::ends},
+    GroupRow{MeshGroup::experts, kData, kData, Members::neighbours, &Mesh::experts},
+    GroupRow{MeshGroup::replicas, kData, kData, Members::alike, &Mesh::experts},
+    GroupRow{MeshGroup::context, kData, kData, Members::neighbours, &Mesh::context}};
 static_assert(kGroups.size() == kMeshGroups);
 static_assert(indexed_by(&GroupRow::group, kGroups));
 
@@ -87,8 +85,7 @@ RankGroup Mesh::group_of(std::int64_t rank, MeshGroup group) const {
     case Members::neighbours:
       return {.first = found.rank(at / n * n), .count = n, .stride = found.stride};
     case Members::alike:
-      return {
-          .first = found.rank(at % n), .count = found.count / n, .stride = found.stride * n};
+      return {.first = found.rank(at % n), .count = found.count / n, .stride = found.stride * n};
     case Members::ends: break;
   }
   if (found.count == 1) return found;
@@ -106,8 +103,7 @@ bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis) {
 
 MeshPlace first_of_group(const Mesh& mesh, MeshPlace place, MeshGroup group) {
   const GroupRow& row = kGroups[static_cast<std::size_t>(group)];
-  const std::int64_t data = place.data,
-                     n = row.neighbours == nullptr ? 1 : mesh.*row.neighbours;
+  const std::int64_t data = place.data, n = row.neighbours == nullptr ? 1 : mesh.*row.neighbours;
   for (const Axis& a : kAxes) {
     if (differ_along(group, a.place)) place.*a.place = 0;
   }

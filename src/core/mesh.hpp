@@ -42,8 +42,8 @@ enum class MeshGroup : std::uint8_t {
 inline constexpr std::size_t kMeshGroups = 9;
 
 /// The size of each axis. Data ranks are those that share parameters as ZeRO says; so many
-/// neighbours of them, a divisor of their number, divide experts among them (`experts`), and so many
-/// divide each sequence (`context`).
+/// neighbours of them, a divisor of their number, divide experts among them (`experts`), and so
+/// many divide each sequence (`context`).
 struct Mesh {
   std::int64_t tensor = 1, data = 1, pipeline = 1, experts = 1, context = 1;
   bool operator==(const Mesh&) const = default;

@@ -15,7 +15,7 @@ class ContextChecker : DeckChecker {
 
   void run() {
     if (!usable({"parallel.context", "run.reproducible", "run.reproducible_context"})) return;
-    needs("parallel.context_kind", p_.context_kind != ContextKind::gather, p_.context > 1,
+    needs("parallel.context_kind", p_.context_kind != ContextKind::automatic, p_.context > 1,
           "parallel.context");
     layout_mode();
     if (context_shares(deck_) == 1) return;
@@ -55,8 +55,7 @@ class ContextChecker : DeckChecker {
     if (most > 1) {
       not_with(fmt::format("run.reproducible_context = {}", most), "zero.reduce",
                usable({"zero.reduce"}) && deck_.zero.reduce != ReduceWhen::micro,
-               "sums over chunks of a sequence come before those over sequences",
-               "use \"micro\"");
+               "sums over chunks of a sequence come before those over sequences", "use \"micro\"");
       not_with(fmt::format("run.reproducible_context = {}", most), "moe.experts",
                usable({"moe.experts"}) && deck_.model.moe.experts > 0,
                "products of experts have as many rows as a rank's tokens give them",
@@ -69,7 +68,7 @@ class ContextChecker : DeckChecker {
     if (!usable({"batch.sequence", "batch.curriculum", "parallel.tensor", "parallel.sequence"}))
       return;
     const std::int64_t chunks = 2 * context_shares(deck_),
-                       within = layout()       ? deck_.run.reproducible_tensor
+                       within = layout()      ? deck_.run.reproducible_tensor
                                 : p_.sequence ? p_.tensor
                                               : 1,
                        divisor = chunks * within;
@@ -83,7 +82,10 @@ class ContextChecker : DeckChecker {
                                below > 0 ? fmt::format("{} or {}", below, below + divisor)
                                          : std::to_string(divisor)));
     };
-    check("batch.sequence", deck_.batch.sequence, "batch.sequence");
+    const char* given = loaded_.explicitly_set("batch.sequence") ? "batch.sequence"
+                        : deck_.batch.token_budget               ? "batch.token_budget"
+                                                                 : "model.context";
+    check(given, deck_.batch.sequence, given);
     if (deck_.batch.curriculum.empty() ||
         curriculum_problem(deck_.batch.curriculum, deck_.batch.sequence))
       return;
@@ -95,35 +97,28 @@ class ContextChecker : DeckChecker {
 
   void heads() {
     if (!usable({"model.kv_heads", "parallel.tensor", "zero.tiles"})) return;
-    const std::int64_t parts = tensor_chunks(deck_) * p_.context, kv = deck_.model.kv_heads;
-    if (kv % parts == 0) return;
-    problem("parallel.context_kind",
-            fmt::format("parallel.context_kind = \"heads\" needs model.kv_heads = {} to divide over "
-                        "parallel.context x parallel.tensor x zero.tiles = {} (use \"gather\", or "
-                        "fewer context ranks)",
-                        kv, parts));
+    if (heads_divide(deck_)) return;
+    problem(
+        "parallel.context_kind",
+        fmt::format("parallel.context_kind = \"heads\" needs model.kv_heads = {} to divide over "
+                    "parallel.context x parallel.tensor x zero.tiles = {} (use \"gather\", or "
+                    "fewer context ranks)",
+                    deck_.model.kv_heads, tensor_chunks(deck_) * p_.context));
   }
 
   void others() {
-    const ModelSection& m = deck_.model;
-    for (const auto& [key, rate] :
-         {std::pair{"model.dropout_embedding", m.dropout_embedding},
-          std::pair{"model.dropout_attention", m.dropout_attention},
-          std::pair{"model.dropout_residual", m.dropout_residual},
-          std::pair{"adapter.dropout", m.adapter.dropout}}) {
-      not_with(cuts(), key, usable({key}) && rate > 0,
-               "masks are drawn by places in whole sequences", "use 0");
-    }
     not_with(cuts(), "task.kind",
              usable({"task.kind"}) && has_classes(deck_.task.kind) &&
                  deck_.task.kind != TaskKind::tokens,
              "a pooled output needs a whole sequence", "use one context rank");
-    not_with(cuts(), "moe.aux_loss", usable({"moe.aux_loss"}) && deck_.model.moe.experts > 0 &&
-                                         deck_.model.moe.aux_loss > 0,
-             "it balances the experts of a whole sequence", "use 0");
-    not_with(cuts(), "moe.capacity", usable({"moe.capacity"}) && deck_.model.moe.experts > 0 &&
-                                         deck_.model.moe.capacity > 0,
-             "what is dropped depends on the tokens of a rank", "use 0, which drops none");
+    not_with(
+        cuts(), "moe.aux_loss",
+        usable({"moe.aux_loss"}) && deck_.model.moe.experts > 0 && deck_.model.moe.aux_loss > 0,
+        "it balances the experts of a whole sequence", "use 0");
+    not_with(
+        cuts(), "moe.capacity",
+        usable({"moe.capacity"}) && deck_.model.moe.experts > 0 && deck_.model.moe.capacity > 0,
+        "what is dropped depends on the tokens of a rank", "use 0, which drops none");
   }
 
   const ParallelSection& p_ = deck_.parallel;

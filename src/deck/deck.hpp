@@ -286,7 +286,7 @@ struct ParallelSection {
   std::int64_t data = 0;  // 0: the rest of the ranks
   std::int64_t experts = 1;
   std::int64_t context = 1;
-  ContextKind context_kind = ContextKind::gather;
+  ContextKind context_kind = ContextKind::automatic;
   bool sequence = true;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;

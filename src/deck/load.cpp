@@ -88,6 +88,7 @@ class Resolver {
                                 loaded_.where("model.init_from")));
       return;
     }
+    std::vector<std::pair<std::string, Value>> of_positions, of_scaling, others;
     for (const ArchitectureKey& key : read_architecture(*dir, reader)) {
       const std::string& name = key.key;
       TESSERA_CHECK(find_row(name), "{} gives unknown key {}", key.place, name);
@@ -96,11 +97,22 @@ class Resolver {
       value.place = SourceLocation{key.place, 0, 0};
       if (loaded_.origins.contains(name)) {
         if (key.fixed && find_row(name)->rules.on_resume == OnResume::architecture)
-          check_agreement(name, value);
-        continue;
+          (is_of(kPositions, name) ? of_positions : others).emplace_back(name, value);
+      } else if (is_of(kScaling, name)) {
+        of_scaling.emplace_back(name, value);
+      } else {
+        assign(name, value, false);
       }
-      assign(name, value, false);
     }
+    for (const auto& [name, value] : others) check_agreement(name, value);
+    for (const auto& [name, value] : of_positions)
+      rotary() ? restate(name, value) : check_agreement(name, value);
+    // Another scaling has parameters of its own.
+    const bool rescaled = std::ranges::any_of(loaded_.restated, [](const auto& restated) {
+      return restated.key == "model.rope_scaling";
+    });
+    for (const auto& [name, value] : of_scaling)
+      if (!rescaled) assign(name, value, false);
   }
 
   void take_family() {
@@ -247,6 +259,43 @@ class Resolver {
   bool of_head(std::string_view name) const {
     return has_classes(loaded_.deck.task.kind) &&
            (name.starts_with("task.") || name.starts_with("model.head_"));
+  }
+
+  /// Keys that say where tokens are, for which a model has no weights if its positions are rotary:
+  /// a user may extend the context that it was trained with. The parameters of scaling are among
+  /// them.
+  static constexpr std::array kScaling = {"model.rope_factor", "model.rope_original_context",
+                                          "model.rope_low_frequency", "model.rope_high_frequency",
+                                          "model.rope_magnitude"};
+  static constexpr std::array kPositions = {"model.context",
+                                            "model.rope_theta",
+                                            "model.rope_local_theta",
+                                            "model.rope_scaling",
+                                            "model.rope_factor",
+                                            "model.rope_original_context",
+                                            "model.rope_low_frequency",
+                                            "model.rope_high_frequency",
+                                            "model.rope_magnitude"};
+  template <std::size_t N>
+  static bool is_of(const std::array<const char*, N>& keys, std::string_view name) {
+    return std::ranges::find(keys, name) != keys.end();
+  }
+  bool rotary() const {
+    Deck deck = loaded_.deck;
+    if (open("model.position")) {
+      for (const ImpliedKey& key : family_keys(deck.model.family))
+        if (key.name == "model.position") find_row(key.name)->field.set(deck, key.value);
+    }
+    return deck.model.position == PositionKind::rope;
+  }
+
+  /// Notes where the user's value is not what the model directory says.
+  void restate(const std::string& name, const Value& theirs) {
+    const Field& field = find_row(name)->field;
+    Deck other;
+    if (problems_.about(name) || !field.set(other, theirs)) return;
+    if (field.get(loaded_.deck) != field.get(other))
+      loaded_.restated.push_back({name, value_text(field.get(other)), theirs.place.text()});
   }
 
   /// The user's value of a key must be what the model directory says.

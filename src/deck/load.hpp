@@ -27,6 +27,11 @@ struct LoadedDeck {
   Deck deck;
   std::string name;  // the deck's path as the user gave it
   std::map<std::string, Origin, std::less<>> origins;
+  /// Keys of positions that a model directory states otherwise than the user, and how.
+  struct Restated {
+    std::string key, theirs, place;
+  };
+  std::vector<Restated> restated;
 
   /// Keys are full names like "zero.stage".
   bool explicitly_set(std::string_view key) const;

@@ -86,6 +86,21 @@ std::int64_t context_shares(const Deck& deck) {
                                                        : deck.parallel.context;
 }
 
+bool heads_divide(const Deck& deck) {
+  return deck.model.kv_heads % (tensor_chunks(deck) * deck.parallel.context) == 0;
+}
+
+ContextKind context_kind(const Deck& deck) {
+  if (deck.parallel.context_kind != ContextKind::automatic) return deck.parallel.context_kind;
+  const std::int64_t kv = deck.model.kv_heads,
+                     bytes = deck.precision.compute == Precision::f32 ? 4 : 2;
+  const bool fewer =
+      6 * (deck.model.heads + kv) * bytes < deck.parallel.context * kv * (4 * bytes + 2 * 4);
+  // In layout mode products have the same shapes on every layout.
+  const bool layout = deck.run.reproducible == Reproducible::layout;
+  return fewer && !layout && heads_divide(deck) ? ContextKind::heads : ContextKind::gather;
+}
+
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
   TESSERA_CHECK(ranks > 0, "ranks = {}", ranks);
   const ParallelSection& parallel = loaded.deck.parallel;
@@ -96,35 +111,34 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
                       : parallel.pipeline > 1 ? "parallel.pipeline"
                                               : "parallel.context";
     const bool context = parallel.context > 1;
-    problems.add(loaded.place(key), key,
-                 fmt::format("parallel.tensor x parallel.pipeline{} = {} x {}{} = {} does not "
-                             "divide {}",
-                             context ? " x parallel.context" : "", parallel.tensor,
-                             parallel.pipeline,
-                             context ? fmt::format(" x {}", parallel.context) : "", replica,
-                             count_text(ranks, "rank")));
+    problems.add(
+        loaded.place(key), key,
+        fmt::format("parallel.tensor x parallel.pipeline{} = {} x {}{} = {} does not "
+                    "divide {}",
+                    context ? " x parallel.context" : "", parallel.tensor, parallel.pipeline,
+                    context ? fmt::format(" x {}", parallel.context) : "", replica,
+                    count_text(ranks, "rank")));
     problems.throw_if_any();
   }
   const std::int64_t data = ranks / replica, sharing = data * parallel.context;
   if (parallel.data != 0 && parallel.data != data) {
-    problems.add(loaded.place("parallel.data"), "parallel.data",
-                 fmt::format("parallel.data = {}, but {} / (tensor {} x pipeline {}{}) leave {} "
-                             "(give {}, or 0 for what is left)",
-                             parallel.data, count_text(ranks, "rank"), parallel.tensor,
-                             parallel.pipeline,
-                             parallel.context > 1 ? fmt::format(" x context {}", parallel.context)
-                                                  : "",
-                             data, data));
+    problems.add(
+        loaded.place("parallel.data"), "parallel.data",
+        fmt::format("parallel.data = {}, but {} / (tensor {} x pipeline {}{}) leave {} "
+                    "(give {}, or 0 for what is left)",
+                    parallel.data, count_text(ranks, "rank"), parallel.tensor, parallel.pipeline,
+                    parallel.context > 1 ? fmt::format(" x context {}", parallel.context) : "",
+                    data, data));
   }
   if (sharing % parallel.experts != 0) {
     problems.add(
         loaded.place("parallel.experts"), "parallel.experts",
-        fmt::format("parallel.experts = {} does not divide the {} of this layout (give one "
-                    "of {})",
-                    parallel.experts,
-                    count_text(sharing, parallel.context > 1 ? "data and context rank"
-                                                             : "data rank"),
-                    listed(divisors(sharing))));
+        fmt::format(
+            "parallel.experts = {} does not divide the {} of this layout (give one "
+            "of {})",
+            parallel.experts,
+            count_text(sharing, parallel.context > 1 ? "data and context rank" : "data rank"),
+            listed(divisors(sharing))));
   }
   check_batches(loaded, data, problems);
   for (const Fault& fault : loaded.deck.fault.inject) {

@@ -15,6 +15,17 @@ std::int64_t tensor_chunks(const Deck& deck);
 /// whole.
 std::int64_t context_shares(const Deck& deck);
 
+/// Whether heads can be divided over context ranks: an equal part of the kv heads of each chunk of
+/// layers for each.
+bool heads_divide(const Deck& deck);
+
+/// How context ranks compute attention, where the deck leaves it open as well: heads where they
+/// divide and are sent in fewer bytes, forward and backward together, than keys and values of all
+/// tokens. Of n ranks heads take 6 (q + kv) (n - 1) / n numbers of the compute type for each token
+/// and layer, where there are q and kv columns; keys and values 4 kv (n - 1), and as gradients 2 kv
+/// (n - 1) of f32.
+ContextKind context_kind(const Deck& deck);
+
 /// Throws DeckError unless `ranks` ranks form the deck's mesh and every global batch divides evenly
 /// over it.
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks);

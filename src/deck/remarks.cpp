@@ -11,6 +11,12 @@ namespace tessera::deck {
 
 std::string remarks_text(const LoadedDeck& loaded) {
   std::string text;
+  for (const auto& [key, theirs, place] : loaded.restated) {
+    text += printable(fmt::format(
+        "note: {}: {} = {} in place of {}, which {} says: positions are not those of its training",
+        loaded.where(key), key, value_text(find_row(key)->field.get(loaded.deck)), theirs, place));
+    text += '\n';
+  }
   const auto by_set = [&](std::string_view key) { return loaded.place(key).column == 0; };
   if (!by_set("optimizer.name")) return text;
   for (const ImpliedKey& key : optimizer_keys(loaded.deck.optimizer.name)) {

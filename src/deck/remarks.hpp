@@ -8,7 +8,8 @@
 namespace tessera::deck {
 
 /// A line for each value that a file gives of another optimizer than --set names, and that is not
-/// what the new one has by default: the same key may mean something else to it.
+/// what the new one has by default: the same key may mean something else to it; and for each key of
+/// positions that is not what the model directory says.
 std::string remarks_text(const LoadedDeck& loaded);
 
 }  // namespace tessera::deck

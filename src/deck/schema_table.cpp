@@ -735,7 +735,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::parallel, &ParallelSection::context_kind>(
         "parallel.context_kind",
         "how they compute attention: each gathers the keys and values of all, or has all tokens of "
-        "some heads"),
+        "some heads; auto: what sends fewer bytes"),
     row<&Deck::parallel, &ParallelSection::sequence>(
         "parallel.sequence", "norms and residuals are split over the tensor ranks too"),
     row<&Deck::parallel, &ParallelSection::schedule>("parallel.schedule",

@@ -163,7 +163,7 @@ struct AttentionPart {
   }
   /// Dropout of attention's probabilities, which are (H, T, T) for each sample.
   Dropout dropout(const UnitContext& u) const {
-    const std::int64_t t = u.micro_batch().sequence;
+    const std::int64_t t = u.whole_sequence();
     return u.dropout_from(heads.heads.begin * t * t, c, DropoutSite::attention);
   }
   /// f(weight, bias, columns of qkv) for each product that makes the chunk's qkv: one, or three
@@ -363,13 +363,13 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
     chunk.lse = u.tensor(Keep::expensive, DType::f32,
                          {batch.batch, part.heads.heads.count(), batch.sequence});
     attend(u, {.q = part.q(qk),
-                    .k = part.k(qk),
-                    .v = part.v(chunk.qkv),
-                    .out = chunk.att,
-                    .lse = chunk.lse,
-                    .documents = batch.documents,
-                    .shape = part.shape(u),
-                    .dropout = part.dropout(u)});
+               .k = part.k(qk),
+               .v = part.v(chunk.qkv),
+               .out = chunk.att,
+               .lse = chunk.lse,
+               .documents = batch.documents,
+               .shape = part.shape(u),
+               .dropout = part.dropout(u)});
     u.multiply(Linear{.x = chunk.att,
                       .weight = w.chunks[i].out_w,
                       .bias = projected.bias_of_part(),
@@ -582,18 +582,18 @@ View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, co
   const View qk = chunk.qk ? chunk.qk : part.qk(chunk.qkv);
   const View d_qk = chunk.qk ? u.activation(Keep::transient, qk.cols()) : part.qk(d_qkv);
   attend_backward(u, {.q = part.q(qk),
-                          .k = part.k(qk),
-                          .v = part.v(chunk.qkv),
-                          .out = chunk.att,
-                          .lse = chunk.lse,
-                          .documents = u.micro_batch().documents,
-                          .d_out = d_att,
-                          .d_q = part.q(d_qk),
-                          .d_k = part.k(d_qk),
-                          .d_v = part.v(d_qkv),
-                          .shape = part.shape(u),
-                          .dropout = part.dropout(u),
-                          .order = u.order});
+                      .k = part.k(qk),
+                      .v = part.v(chunk.qkv),
+                      .out = chunk.att,
+                      .lse = chunk.lse,
+                      .documents = u.micro_batch().documents,
+                      .d_out = d_att,
+                      .d_q = part.q(d_qk),
+                      .d_k = part.k(d_qk),
+                      .d_v = part.v(d_qkv),
+                      .shape = part.shape(u),
+                      .dropout = part.dropout(u),
+                      .order = u.order});
   rotate(u, c, d_qk, 0, Rope::Direction::inverse);
   if (q_norm) {
     q_norm->backward(u, c, i,

@@ -68,7 +68,6 @@ struct ContextRegion {
   kernels::ZigzagChunks chunks;
   std::int64_t samples = 0, sequence = 0;  // of a micro-batch, as a whole
   bool by_document = false;                // positions count from the begins of documents
-  DType wire = DType::f32;                 // type in which sums over ranks travel
   comm::GroupShape group;
   std::function<void(const comm::CollectiveCall&)> run;  // over these ranks
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "model/context_parallel.hpp"
+#include "model/shares.hpp"
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -242,16 +242,15 @@ void dense_forward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, H
 /// The gradient of what the dense layer read from that of what came of it.
 View dense_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, const HeadInput& n,
                     View d, const HeadWeights& g, Write write) {
-  const std::int64_t rows = d.rows(), one = 1;
+  const std::int64_t rows = d.rows();
   if (c.head.norm) {
     const View d_act = u.temporary({rows, c.head.hidden});
-    const auto as_sample = [&](const View& v) { return v.reshaped({one, rows, c.head.hidden}); };
-    u.run(NormBackward{.d_out = as_sample(d),
+    u.run(NormBackward{.d_out = by_sample(u, d),
                        .d_resid = {},
-                       .sum = as_sample(n.act),
+                       .sum = by_sample(u, n.act),
                        .weight = w.dense_norm_w,
                        .stats = n.act_stats,
-                       .d_sum = as_sample(d_act),
+                       .d_sum = by_sample(u, d_act),
                        .d_weight = g.dense_norm_w,
                        .d_bias = g.dense_norm_b,
                        .kind = c.norm,

@@ -1,5 +1,7 @@
 #include "model/tensor_parallel.hpp"
 
+#include <algorithm>
+
 namespace tessera::model {
 
 using kernels::Fill;
@@ -132,7 +134,10 @@ void PartialGradients::sum_shares(const Entry& e, const View& sums) {
 
 void PartialGradients::finish() {
   const std::int64_t shares = u_.context.own();
-  u_.share_parts.clear();
+  std::erase_if(u_.share_parts, [&](const auto& part) {
+    return std::ranges::any_of(entries_,
+                               [&](const Entry& e) { return e.parts.data == part.first.data; });
+  });
   std::int64_t n = 0;
   for (const Entry& e : entries_) n += e.over_ranks ? shares * e.gradient.elements() : 0;
   View all;

@@ -198,7 +198,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
   in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;
-  in.layout.context = {.kind = deck.parallel.context_kind, .shares = deck::context_shares(deck)};
+  in.layout.context = {.kind = deck::context_kind(deck), .shares = deck::context_shares(deck)};
   in.layout.pipeline = pipeline_rule(deck.parallel);
   in.layout.node_of = nodes_of(deck, node_of);
   in.device = &on.device;

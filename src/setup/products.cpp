@@ -23,18 +23,25 @@ class ProductCheck {
         deck_(loaded.deck),
         config_(model_config(deck_.model, deck_.task)),
         layout_mode_(deck_.run.reproducible == deck::Reproducible::layout),
-        chunks_(deck::tensor_chunks(deck_)) {}
+        chunks_(deck::tensor_chunks(deck_)),
+        shares_(deck::context_shares(deck_)) {}
 
   void run() {
     const auto& [micro, sequence] = std::pair{deck_.batch.micro, deck_.batch.sequence};
-    const std::int64_t multiple = kGranule / std::gcd(kGranule, micro);
-    check("batch.sequence", micro * sequence,
-          fmt::format("batch.micro x batch.sequence = {} x {}", micro, sequence), multiple);
+    const std::int64_t multiple = kGranule * shares_ / std::gcd(kGranule * shares_, micro);
+    const std::string shared =
+        shares_ == 1
+            ? ""
+            : fmt::format(" / {} = {}",
+                          layout_mode_ ? "run.reproducible_context" : "parallel.context", shares_);
+    check("batch.sequence", micro * sequence / shares_,
+          fmt::format("batch.micro x batch.sequence{} = {} x {}", shared, micro, sequence),
+          multiple);
     for (const deck::LengthEntry& phase : deck::phases(deck_.batch)) {
       if (deck_.batch.curriculum.empty()) break;
-      check("batch.curriculum", micro * phase.length,
-            fmt::format("batch.micro x the length from step {} on = {} x {}", phase.step, micro,
-                        phase.length),
+      check("batch.curriculum", micro * phase.length / shares_,
+            fmt::format("batch.micro x the length from step {} on{} = {} x {}", phase.step, shared,
+                        micro, phase.length),
             multiple, "the lengths of batch.curriculum");
     }
     check("model.hidden", config_.hidden, "model.hidden", kGranule);
@@ -82,7 +89,7 @@ class ProductCheck {
   const deck::Deck& deck_;
   model::ModelConfig config_;
   bool layout_mode_;
-  std::int64_t chunks_;
+  std::int64_t chunks_, shares_;
   deck::Problems problems_;
 };
 
@@ -97,7 +104,7 @@ std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::i
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) {
     std::erase_if(all, [&](std::int64_t micro) {
       const auto is_whole = [&](std::int64_t sequence) {
-        return micro * sequence % kernels::kFp8Granule == 0;
+        return micro * sequence / deck::context_shares(loaded.deck) % kernels::kFp8Granule == 0;
       };
       return !is_whole(loaded.deck.batch.sequence) ||
              !std::ranges::all_of(deck::phases(loaded.deck.batch), is_whole,

@@ -88,8 +88,10 @@ plan::PlanShape choices_shape(const deck::LoadedDeck& loaded, const Questions& a
   const deck::Deck& deck = loaded.deck;
   // What tensor ranks and chunks divide, and fp8 products.
   std::int64_t granule = std::lcm(deck.parallel.tensor, deck.run.reproducible_tensor);
-  if (const std::int64_t shares = deck::context_shares(deck); shares > 1) granule *= 2 * shares;
-  if (deck.precision.matmul == deck::Matmul::fp8) granule = std::lcm(granule, kernels::kFp8Granule);
+  const std::int64_t shares = deck::context_shares(deck);
+  if (shares > 1) granule *= 2 * shares;
+  if (deck.precision.matmul == deck::Matmul::fp8)
+    granule = std::lcm(granule, kernels::kFp8Granule * shares);
   // Frequencies that follow the length of a step would depend on other choices of the file.
   const bool dynamic = deck.model.rope_scaling == RopeScalingKind::dynamic;
   const std::int64_t context =

@@ -89,10 +89,13 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
              count_text(s.header.tokens, "token"));
   const io::CheckpointLayout& layout = s.header.layout;
   std::vector<std::string> axes;
-  for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
-  for (const Division& d : kDivisions)
-    if (layout.mesh.*d.ranks > 1)
-      axes[0] += fmt::format(" ({} {})", d.name, layout.mesh.*d.ranks);
+  const Mesh& mesh = layout.mesh;
+  for (const Axis& a : kAxes) {
+    const bool data = a.size == &Mesh::data;
+    axes.push_back(fmt::format("{} {}", a.name, data ? mesh.batch_ranks() : mesh.*a.size));
+    if (data && mesh.context > 1) axes.back() += fmt::format(" x context {}", mesh.context);
+    if (data && mesh.experts > 1) axes.back() += fmt::format(" ({} expert)", mesh.experts);
+  }
   fmt::print("written by {}: {}, ZeRO-{}; {}, {}\n", count_text(layout.world, "rank"),
              fmt::join(axes, " x "), layout.zero_stage, count_text(s.files, "file"),
              human_bytes(s.bytes));

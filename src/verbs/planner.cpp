@@ -63,8 +63,8 @@ Planner make_planner(const LayoutOptions& layout) {
     p.device_is_host = planning.device_is_host;
     p.device_name = planning.name;
   }
-  p.shapes =
-      setup::training_shapes(p.loaded.deck, setup::mesh_of(p.loaded.deck, layout.ranks).batch_ranks());
+  p.shapes = setup::training_shapes(p.loaded.deck,
+                                    setup::mesh_of(p.loaded.deck, layout.ranks).batch_ranks());
   for (std::int64_t r = 0; r < layout.ranks; ++r) p.node_of.push_back(static_cast<int>(r / local));
   p.as_given = p.loaded.deck;
   if (setup::leaves_traffic_open(p.as_given)) {

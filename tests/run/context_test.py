@@ -4,12 +4,13 @@ formula; and what is refused (traps 8, 11 to 17)."""
 
 import array
 import json
+import re
 import unittest
 
 import documents_test
-from layout_test import LLAMA, TOLERANCE, LayoutTest, mesh
+from layout_test import LLAMA, TOLERANCE, TOLERANCE_BF16, LayoutTest, mesh
 from oracle_test import oracle_deck, stray_of
-from tessera import SOURCE, change, metrics, tiny_deck
+from tessera import SOURCE, change, tiny_deck
 
 ORACLE = SOURCE / "tests" / "data" / "oracle"
 # Of sequences of 24 tokens, in 4 or 8 chunks.
@@ -65,6 +66,8 @@ class OtherModels(LayoutTest):
             (2, heads), (4, {**heads, "zero__stage": 3, "recompute__policy": "full"}),
             (4, {**heads, "parallel__pipeline": 2, "guard__check_replicas": 1,
                  "offload__optimizer": "host"})])
+        self.assert_near({**windows, "model__dropout": 0.1, "run__steps": 4}, [
+            (2, heads), (2, {**heads, "parallel__context_kind": "gather"})])
         self.assert_near({**windows, "model__kv_heads": 4, "run__steps": 4}, [
             (4, {**heads, "parallel__tensor": 2, "recompute__policy": "selective"})])
 
@@ -85,6 +88,9 @@ class Bits(documents_test.DocumentsTest, LayoutTest):
                      "parallel__schedule": "zero_bubble"}),
                 mesh(tensor=2, parallel__sequence=False), mesh(data=2, zero__stage=1),
                 (2, {"parallel__context": 2, "offload__optimizer": "host"})])
+            self.assert_same({**family, **ANY_LAYOUT, "model__dropout": 0.1}, [
+                (2, {"parallel__context": 2}), (4, {"parallel__context": 4, "zero__stage": 3}),
+                (4, {"parallel__context": 2, "parallel__tensor": 2, "recompute__policy": "full"})])
         self.assert_same({**LLAMA, **ANY_LAYOUT, "precision__compute": "bf16",
                           "model__qk_norm": "head", "model__kv_heads": 1}, [
             (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 3}),
@@ -110,6 +116,82 @@ class Bits(documents_test.DocumentsTest, LayoutTest):
             self.assertEqual(self.train(ranks, deck), want)
 
 
+class Elsewhere(LayoutTest):
+    def test_a_checkpoint_is_evaluated_on_any_ranks(self):
+        """In layout mode to the bit, with and without context ranks; generation needs none."""
+        fixed = {**LLAMA, **ANY_LAYOUT, "parallel__context": 2, "checkpoint__every": 4,
+                 "data__validation": [str(self.corpus)], "model__vocab": 257}
+        self.train(2, self.deck("run", tiny_deck(self.corpus, **fixed)))
+        said = []
+        for ranks in (1, 2, 4):
+            job = self.run_job(ranks, "evaluate", self.dir / "run")
+            self.assertEqual(job.code, 0, job.output)
+            said.append(re.search(r"loss (\S+)", job.output)[1])
+        self.assertEqual(len(set(said)), 1, said)
+        job = self.run_job(1, "inspect", self.dir / "run" / "checkpoints" / "step_00000004")
+        self.assertIn("data 1 x context 2 x", job.output)
+
+
+class WithOthers(LayoutTest):
+    def test_as_on_one_rank(self):
+        """Curricula, experts that ranks divide, adapters with masks, token budgets, 16-bit sums."""
+        for changes, layouts in (
+                ({**LLAMA, "batch__curriculum": {"start": 8, "steps": 6, "round": 8}, "run__steps": 8}, ({},)),
+                ({**LLAMA, "moe__experts": 4, "moe__ffn_hidden": 16, "moe__aux_loss": 0.0},
+                 ({}, {"parallel__experts": 2})),
+                ({**LLAMA, "adapter__kind": "lora", "adapter__rank": 2, "adapter__dropout": 0.1,
+                  "adapter__targets": ["*"]}, ({},)),
+                ({**LLAMA, "zero__tiles": 2}, ({"zero__stage": 3},)),
+                ({**LLAMA, "optimizer__name": "muon"}, ({"zero__stage": 1},))):
+            self.assert_near({"run__steps": 4, **changes}, [
+                (2, {"parallel__context": 2, **layout}) for layout in layouts])
+        bf16 = {**LLAMA, "run__steps": 4, "precision__compute": "bf16"}
+        self.assert_near(bf16, [(2, {"parallel__context": 2})], TOLERANCE_BF16)
+
+
+class Traffic(LayoutTest):
+    def test_of_both_kinds(self):
+        """By formula, beside the same ranks with whole sequences, which exchange all else alike."""
+        fixed = {**LLAMA, "model__kv_heads": 4, "run__steps": 2, "batch__global": 2, "batch__micro": 1}
+        sent = {}
+        for kind in (None, "gather", "heads"):
+            context = {"parallel__context": 2, "parallel__context_kind": kind} if kind else {}
+            name = kind or "data"
+            self.train(2, self.deck(name, tiny_deck(self.corpus, **fixed, **context)))
+            sent[kind] = self.steps_of(name)[1]["wire_bytes"]["intra"]
+        # Of 2 sequences each rank has one, or half of both. Of columns q = kv = 32, 4 layers and 8 tokens a
+        # rank and sequence; both micro-batches.
+        tokens, q, kv = 2 * 8 * 4, 32, 32
+        self.assertEqual(sent["gather"] - sent[None], 4 * tokens * 6 * kv)
+        self.assertEqual(sent["heads"] - sent[None], 4 * tokens * 6 * (q + kv) // 2)
+
+
+class Extended(LayoutTest):
+    def test_a_pretrained_models_context(self):
+        """Rotary positions go on with other frequencies, which is said; learned ones cannot."""
+        truth = json.loads((ORACLE / "llama" / "losses.json").read_text())
+
+        def extended(name, **changes):
+            yarn = {"model__rope_scaling": "yarn", "model__rope_factor": 2.0, "model__rope_original_context": 40}
+            deck = oracle_deck("llama", truth, 4, 1, 0, "step")
+            return self.deck(name, change(deck, run__steps=2, batch__sequence=64, model__context=64,
+                                          **{**yarn, **changes}))
+
+        job = self.run_job(1, "train", extended("one"))
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn("model.context = 64 in place of 40, which", job.output)
+        want = self.numbers("one")
+        self.assert_close(self.train(2, extended("two", parallel__context=2)), want, TOLERANCE,
+                          "two context ranks")
+        unscaled = {"model__rope_scaling": "none", "model__rope_factor": 1.0, "model__rope_original_context": 0}
+        self.assertNotEqual(self.train(1, extended("unscaled", **unscaled))[1], want[1])
+        learned = oracle_deck("gpt2", json.loads((ORACLE / "gpt2" / "losses.json").read_text()), 4, 1, 0,
+                              "step")
+        job = self.run_job(1, "train", self.deck("learned", change(learned, model__context=64)))
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("model.context = 64, but", job.output)
+
+
 class Refused(LayoutTest):
     def test_what_does_not_go_together(self):
         for ranks, changes, said in (
@@ -119,15 +201,14 @@ class Refused(LayoutTest):
                 (3, {"parallel__context": 2}, "parallel.context = 1 x 1 x 2 = 2 does not divide 3 ranks"),
                 (2, {"parallel__context": 2, "parallel__context_kind": "heads"},
                  "needs model.kv_heads = 3 to divide over parallel.context x parallel.tensor x zero.tiles = 2"),
-                (2, {"parallel__context_kind": "heads"}, "parallel.context"),
-                (2, {"parallel__context": 2, "model__dropout": 0.1}, "model.dropout_embedding"),
+                (2, {"parallel__context_kind": "heads"}, "parallel.context_kind has no effect without parallel.context"),
                 (2, {"parallel__context": 2, "parallel__data": 2},
                  "leave 1 (give 1, or 0 for what is left)"),
                 (2, {"parallel__context": 2, "batch__curriculum": {"start": 6, "end": 16, "steps": 4}},
                  "is not a multiple of 4"),
                 (2, {"parallel__context": 2, "run__reproducible": "layout", "run__threads": 1},
                  "needs a divisor of run.reproducible_context = 1"),
-                (1, {"run__reproducible_context": 2}, "run.reproducible"),
+                (1, {"run__reproducible_context": 2}, 'run.reproducible_context has no effect without run.reproducible = "layout"'),
                 (2, {"parallel__context": 2, "run__reproducible": "layout", "run__threads": 1,
                      "run__reproducible_context": 2, "zero__reduce": "step"}, "use \"micro\"")):
             with self.subTest(**changes):

@@ -123,7 +123,7 @@ void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                         train::StepProfile* profile) {
   const auto& shape = plan_.shape;
-  const std::int64_t ranks = inputs_.layout.mesh.data;
+  const Mesh& mesh = inputs_.layout.mesh;
   const auto targets = static_cast<double>(plan::targets_of(plan_));
   train::StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
@@ -133,8 +133,12 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   set(kernels::StepScalar::unscale, 1 / numbers.loss_scale);
   set(kernels::StepScalar::lr, numbers.lr);
   inputs_.optimizer.set_scalars(input.scalars, numbers.update);
-  const data::BatchShare share{.data_ranks = ranks,
-                               .data_rank = plan_.place.data,
+  const data::BatchShare share{.data_ranks = mesh.batch_ranks(),
+                               .data_rank = plan_.place.data / mesh.context,
+                               .context_ranks = mesh.context,
+                               .context_rank = plan_.place.data % mesh.context,
+                               .context_shares = inputs_.layout.context.shares,
+                               .sequence = shape.sequence,
                                .micro = shape.micro,
                                .micro_batches = shape.micro_batches,
                                .reduce = inputs_.sharding.reduce};
@@ -148,18 +152,25 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                     shape.sequence,
                     {.masked = numbers.masked, .documents = inputs_.documents.separate});
   };
-  for (std::int64_t k = 0; k < shape.micro_batches; ++k) {
-    if (plan_.place.tensor == 0 && plan_.place.pipeline == 0) input.targets += batch(k).counted();
-  }
-  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
+  /// This rank's part of a micro-batch.
+  const auto tokens_of = [&](std::int64_t k) {
     TokenBatch b = batch(k);
     if (k == numbers.unknown_token_in) b.tokens.back() = 1 << 20;
-    std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
-    std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
-    std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
-    if (views.documents) {
-      std::copy(b.documents.begin(), b.documents.end(), views.documents.as<std::int32_t>());
-    }
+    data::StepTokens tokens{.share = share};
+    tokens.share.micro_batches = 1;
+    tokens.counted.assign(b.samples.size(), 0);
+    tokens.counted.front() = b.counted();
+    tokens.tallies.assign(b.samples.size(), 0);
+    tokens.tokens = std::move(b.tokens), tokens.targets = std::move(b.targets);
+    tokens.samples = std::move(b.samples), tokens.documents = std::move(b.documents);
+    tokens.keep_chunks(inputs_.documents.positions);
+    return tokens;
+  };
+  for (std::int64_t k = 0; k < shape.micro_batches; ++k) {
+    if (plan_.place.tensor == 0 && plan_.place.pipeline == 0) input.targets += tokens_of(k).count();
+  }
+  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
+    tokens_of(k).load(0, views);
   };
   const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
   left_ = flush_.has_value();

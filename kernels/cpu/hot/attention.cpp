@@ -77,13 +77,13 @@ void clear(float* x, std::int64_t n) {
 struct TileDropout {
   const Dropout& dropout;
   const DropoutRule& rule;
-  std::int64_t sample, head, queries, keys;
+  std::int64_t sample, head, first, keys;  // first: the token of query 0
 
   explicit operator bool() const { return dropout.p > 0; }
   void factors(std::int64_t t, std::int64_t s, std::int64_t n, float* out) const {
     const auto* samples = reinterpret_cast<const std::int64_t*>(dropout.samples.data);
     dropout_factors(rule, static_cast<std::uint64_t>(samples[sample]),
-                    (head * queries + t) * keys + s, n, out);
+                    (head * keys + first + t) * keys + s, n, out);
   }
 };
 
@@ -237,7 +237,7 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
   clear(x.out, rows * x.padded);
   for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked, x.sum[i] = 0;
 
-  const TileDropout drop{a.dropout, rule, unit.sample, unit.head, queries, keys};
+  const TileDropout drop{a.dropout, rule, unit.sample, unit.head, a.first_token(), keys};
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   for (std::int64_t i = 0; i < rows;) {
     const Range document = document_of(documents, unit.sample, first_query + i, keys);
@@ -404,7 +404,7 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
           .d_q = x.d_q + earlier * x.padded};
       for (std::int64_t t = queries.begin; t < queries.end; t += kTile) {
         const std::int64_t end = at_most(at_most(t + kTile, document.end), first + count);
-        backward_tile(a, {a.dropout, rule, b, h, count, tokens}, head, document, {t, end}, keys, x);
+        backward_tile(a, {a.dropout, rule, b, h, first, tokens}, head, document, {t, end}, keys, x);
       }
     }
     unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, dim}, a.write);

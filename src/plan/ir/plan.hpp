@@ -135,9 +135,9 @@ struct LoadBatch {
   View samples;    // (B) i64
   View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
   View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
-  /// Where ranks have chunks of sequences, which are then B rows of T tokens, `documents` are of the
-  /// whole sequences, and these (B, T, 2) i32 where positions count from, relative to each row's
-  /// first token. Absent elsewhere.
+  /// Where ranks have chunks of sequences, which are then B rows of T tokens, `documents` are of
+  /// the whole sequences, and these (B, T, 2) i32 where positions count from, relative to each
+  /// row's first token. Absent elsewhere.
   View positions;
 
   template <typename Self, typename F>

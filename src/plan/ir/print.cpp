@@ -39,8 +39,15 @@ double total_flop(const Plan& plan) {
 /// "tensor rank 0 of 2, data rank 1 of 4, stage 0 of 1"
 static std::string place_text(const MeshPlace& place, const Mesh& mesh) {
   std::vector<std::string> all;
-  for (const Axis& a : kAxesInOrder)
-    all.push_back(fmt::format("{} {} of {}", a.member, place.*a.place, mesh.*a.size));
+  for (const Axis& a : kAxesInOrder) {
+    const std::int64_t within = a.size == &Mesh::data ? mesh.context : 1;
+    if (within > 1)
+      all.push_back(fmt::format("context rank {} of {}", place.data % within, within));
+    all.push_back(
+        fmt::format("{} {} of {}", a.member, place.*a.place / within, mesh.*a.size / within));
+  }
+  if (const std::int64_t n = mesh.experts; n > 1)
+    all.push_back(fmt::format("expert rank {} of {}", place.data % n, n));
   return fmt::format("{}", fmt::join(all, ", "));
 }
 
@@ -106,6 +113,7 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
   Json place, mesh;
   for (const Axis& a : kAxesInOrder)
     place[a.name] = plan.place.*a.place, mesh[a.name] = inputs.layout.mesh.*a.size;
+  for (const Division& d : kDivisions) mesh[d.name] = inputs.layout.mesh.*d.ranks;
   return Json{{"sequence", plan.shape.sequence},
               {"micro", plan.shape.micro},
               {"micro_batches", plan.shape.micro_batches},

@@ -119,8 +119,7 @@ class Scheduler {
     const std::int64_t n = rows_.batch * t * in_.model.config.hidden;
     const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", what, micro_batch_),
                                    BufferPurpose::messages, n * size_of(in_.numerics.compute));
-    return View(symbolic(id), in_.numerics.compute,
-                {rows_.batch, t, in_.model.config.hidden});
+    return View(symbolic(id), in_.numerics.compute, {rows_.batch, t, in_.model.config.hidden});
   }
   bool split_sequence() const { return in_.layout.split_sequence && in_.layout.mesh.tensor > 1; }
 
@@ -338,16 +337,12 @@ class Scheduler {
     return in_.numerics.layout_mode || in_.recompute == Recompute::selective ? separate
                                                                              : in_products;
   }
-  /// The type in which sums of activations' gradients travel within a unit.
-  DType tensor_wire() const {
-    return !in_.numerics.layout_mode && in_.numerics.compute == DType::bf16 ? DType::bf16
-                                                                            : DType::f32;
-  }
   model::TensorRegion tensor_region() const {
     model::TensorRegion tensor{
         .cut = tensor_cut(in_, plan_.place),
         .sequence = split_sequence(),
-        .wire = tensor_wire(),
+        .wire = !in_.numerics.layout_mode && in_.numerics.compute == DType::bf16 ? DType::bf16
+                                                                                 : DType::f32,
         .group = plan_.group(MeshGroup::tensor),
         .run = {}};
     if (in_.numerics.layout_mode) tensor.position_groups = tensor.cut.chunks;
@@ -364,7 +359,6 @@ class Scheduler {
             .samples = plan_.shape.micro,
             .sequence = plan_.shape.sequence,
             .by_document = in_.documents.positions,
-            .wire = tensor_wire(),
             .group = plan_.group(MeshGroup::context),
             .run = {}};
   }

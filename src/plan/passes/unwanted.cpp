@@ -51,7 +51,8 @@ void keep_wanted(std::vector<Recorded>& calls, Wanted& wanted) {
 
 /// What is still written into these gradients goes into buffers of its own, which are cleared first
 /// where it is added.
-void forget(Recording& recording, std::vector<Recorded>& calls, const std::set<BufferId>& gradients) {
+void forget(Recording& recording, std::vector<Recorded>& calls,
+            const std::set<BufferId>& gradients) {
   std::vector<Recorded> all;
   for (Recorded& recorded : calls) {
     each_view(recorded.call, [&](View& v, Access access) {

@@ -68,7 +68,8 @@ class LossCheck {
     if (plan_.shape.tallies == 0 || !homes_.is_at(sums.accumulators, tally_sums(plan_)))
       reject(plan_, at_, "adds to tallies that the step does not have");
     Losses& losses = whole(sums.x, tally_sums(plan_));
-    if (sums.x.rows() != plan_.rows_of_micro_batch || !homes_.is_at(sums.into, tallies_[losses.targets]))
+    if (sums.x.rows() != plan_.rows_of_micro_batch ||
+        !homes_.is_at(sums.into, tallies_[losses.targets]))
       reject(plan_, at_, "counts samples in tallies of others");
     ++losses.tallied;
   }

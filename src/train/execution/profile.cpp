@@ -149,7 +149,10 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
   Mesh mesh;
   for (const Axis& a : kAxes) mesh.*a.size = root["mesh"][a.name].integer(1, kMost);
   for (const Division& d : kDivisions)
-    if (const auto given = root["mesh"].find(d.name)) mesh.*d.ranks = given->integer(1, kMost);
+    if (const auto given = root["mesh"].find(d.name)) {
+      mesh.*d.ranks = given->integer(1, kMost);
+      if (mesh.data % mesh.*d.ranks != 0) given->expected("a divisor of the data ranks");
+    }
   Record r{.place = place,
            .step = root["step"].integer(1),
            .id = root["id"].text(),

@@ -24,7 +24,10 @@ constexpr EventField kStartFields[] = {
     {"commit", "", "that tessera was built from"},
     {"command", "", "the command line of rank 0"},
     {"deck", "", "`run.name`"},
-    {"mesh", "ranks", "the sizes of the axes `data`, `pipeline` and `tensor`; `nodes`"},
+    {"mesh", "ranks",
+     "the sizes of the axes `data` (context ranks included), `pipeline` and `tensor`; where there "
+     "are "
+     "several, `experts` and `context`, which are neighbours of the data ranks; `nodes`"},
     {"zero_stage", "", "`zero.stage`"},
     {"meetings_of_stages", "",
      "messages and collectives between pipeline stages, all proved to fit"},

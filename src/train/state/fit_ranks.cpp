@@ -24,7 +24,8 @@ bool is_of(std::string_view set, std::string_view key) {
 }
 
 struct Grid {
-  std::int64_t tensor = 1, pipeline = 1, experts = 1;
+  std::int64_t tensor = 1, pipeline = 1, experts = 1, context = 1;
+  std::int64_t replica() const { return tensor * pipeline * context; }
 };
 
 class Fitter {
@@ -54,16 +55,18 @@ class Fitter {
   /// Says which layout was chosen in place of the deck's own; empty where that is kept.
   std::string note(const deck::Deck& chosen, std::int64_t ranks) const {
     const auto text = [](const deck::Deck& d) {
-      const std::string experts =
-          d.parallel.experts > 1 ? fmt::format(" ({} expert)", d.parallel.experts) : "";
-      return fmt::format("pipeline {} x tensor {}{} with batch.micro = {}", d.parallel.pipeline,
-                         d.parallel.tensor, experts, d.batch.micro);
+      const auto divided = [](std::int64_t neighbours, const char* member) {
+        return neighbours > 1 ? fmt::format(" ({} {})", neighbours, member) : "";
+      };
+      return fmt::format("pipeline {} x tensor {}{}{} with batch.micro = {}", d.parallel.pipeline,
+                         d.parallel.tensor, divided(d.parallel.experts, "expert"),
+                         divided(d.parallel.context, "context"), d.batch.micro);
     };
     if (text(chosen) == text(own_)) return "";
     const auto& p = chosen.parallel;
     return fmt::format("layout    {} as data {} x {}; the checkpoint's deck has {}",
                        count_text(ranks, "rank evaluates", "ranks evaluate"),
-                       ranks / (p.tensor * p.pipeline), text(chosen), text(own_));
+                       ranks / (p.tensor * p.pipeline * p.context), text(chosen), text(own_));
   }
 
   /// What a user can do to make it fit.
@@ -108,16 +111,22 @@ class Fitter {
       };
       return std::tuple(
           ratio(grid.tensor, own_.parallel.tensor) + ratio(grid.pipeline, own_.parallel.pipeline),
-          grid.pipeline, -grid.experts);
+          grid.pipeline, -grid.context, -grid.experts);
     };
     std::vector<Grid> all;
     for (std::int64_t t = 1; t <= std::min(ranks, own_.model.heads); ++t) {
       for (std::int64_t p = 1; p <= std::min(ranks / t, own_.model.layers); ++p) {
         if (ranks % (t * p) != 0) continue;
-        all.push_back({.tensor = t, .pipeline = p});
-        const std::int64_t experts = own_.parallel.experts;
-        if (experts > 1 && ranks / (t * p) % experts == 0)
-          all.push_back({.tensor = t, .pipeline = p, .experts = experts});
+        const std::int64_t data = ranks / (t * p);
+        const auto ways = [data](std::int64_t own) {
+          std::vector<std::int64_t> divisors{1};
+          if (own > 1 && data % own == 0) divisors.push_back(own);
+          return divisors;
+        };
+        for (const std::int64_t context : ways(own_.parallel.context)) {
+          for (const std::int64_t experts : ways(own_.parallel.experts))
+            all.push_back({.tensor = t, .pipeline = p, .experts = experts, .context = context});
+        }
       }
     }
     std::ranges::sort(all, {}, far);
@@ -129,6 +138,8 @@ class Fitter {
     with.add("parallel.tensor", std::to_string(grid.tensor));
     with.add("parallel.pipeline", std::to_string(grid.pipeline));
     with.add("parallel.experts", std::to_string(grid.experts));
+    with.add("parallel.context", std::to_string(grid.context));
+    if (grid.context == 1) with.add("parallel.context_kind", "\"auto\"");
     if (grid.pipeline != own_.parallel.pipeline) {  // the order of backward steps plays no role
       with.add("parallel.schedule", "\"1f1b\"");
       with.add("parallel.virtual_stages", "1");
@@ -155,7 +166,7 @@ class Fitter {
   std::optional<std::int64_t> fitting_global(std::int64_t ranks) const {
     const std::int64_t global = optim::Timeline(own_.batch, 0).global(1);
     for (const Grid& grid : grids(ranks)) {
-      const std::int64_t step = own_.batch.micro * ranks / (grid.tensor * grid.pipeline);
+      const std::int64_t step = own_.batch.micro * ranks / grid.replica();
       const auto most = std::max<std::int64_t>(1, global / step);
       const auto power = std::bit_floor(static_cast<std::uint64_t>(most));
       for (const std::int64_t count : {most, static_cast<std::int64_t>(power)}) {

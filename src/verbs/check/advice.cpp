@@ -5,6 +5,7 @@
 
 #include "core/bytes.hpp"
 #include "deck/presets.hpp"
+#include "deck/ranks.hpp"
 #include "plan/prediction/spread.hpp"
 #include "setup/products.hpp"
 #include "verbs/check/check.hpp"
@@ -82,7 +83,9 @@ Advice unequal_stages(const Checked& c) {
 
 Advice whole_sequences(const Checked& c) {
   const deck::ParallelSection& p = c.deck().parallel;
-  if (p.tensor == 1 || p.sequence || c.deck().batch.sequence % p.tensor != 0) return std::nullopt;
+  const std::int64_t shares = deck::context_shares(c.deck()),
+                     divisor = p.tensor * (shares > 1 ? 2 * shares : 1);
+  if (p.tensor == 1 || p.sequence || c.deck().batch.sequence % divisor != 0) return std::nullopt;
   return "parallel.sequence = true keeps fewer activations and sends the same bytes";
 }
 

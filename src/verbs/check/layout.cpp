@@ -16,7 +16,8 @@ struct GroupKind {
 };
 constexpr std::array kKinds = {
     GroupKind{"tensor groups", MeshGroup::tensor}, GroupKind{"data groups", MeshGroup::data},
-    GroupKind{"context groups", MeshGroup::context}, GroupKind{"expert groups", MeshGroup::experts}, GroupKind{"pipelines", MeshGroup::pipeline}};
+    GroupKind{"context groups", MeshGroup::context}, GroupKind{"expert groups", MeshGroup::experts},
+    GroupKind{"pipelines", MeshGroup::pipeline}};
 
 /// "0-7" of neighbours, "0, 8, .. 56" of many others.
 std::string ranks_text(const RankGroup& g) {

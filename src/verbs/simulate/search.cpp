@@ -390,8 +390,9 @@ class Search {
     return false;
   }
 
-  static std::string grid(std::int64_t data, const Choice& c) {
-    return fmt::format("{} x {} x {}", data, c.pipeline, c.tensor);
+  std::string grid(std::int64_t data, const Choice& c) const {
+    const std::string context = context_ > 1 ? fmt::format(" x {}", context_) : "";
+    return fmt::format("{}{} x {} x {}", data, context, c.pipeline, c.tensor);
   }
   static std::string schedule(const Choice& c) {
     if (c.pipeline == 1) return "-";
@@ -406,7 +407,8 @@ class Search {
         name_, count_text(layout_.ranks, "rank"), machine_.name, count_text(layout_.nodes, "node"),
         count_text(global_, "sequence"), sequence_,
         count_text(std::ssize(found_) + slower_, "layout"), "", "step", "tokens/s", "MFU",
-        "data x pipeline x tensor", "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
+        context_ > 1 ? "data x context x pipe x tensor" : "data x pipeline x tensor", "schedule",
+        "micro", "ZeRO", "recompute", "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(

@@ -54,11 +54,11 @@ void print_other_shapes(const Planner& p, const deck::Machine& machine) {
     if (shape.purpose != plan::PlanPurpose::train) continue;
     const double step = plan::estimate_step(p.inputs, shape, machine);
     const Speed speed = speed_of(p, shape, step, machine);
-    fmt::print("  {:>6} tokens x {:<6}  {:.1f} ms, {:.5g} tokens/s, {:.4g} TFLOP/s a rank{}{}\n",
-               shape.sequence, shape.micro_batches * shape.micro * p.inputs.layout.mesh.batch_ranks(),
-               step * 1e3, speed.tokens_per_s, speed.flop_rate / 1e12,
-               speed.mfu ? fmt::format(", MFU {:.1f}%", 100 * *speed.mfu) : "",
-               phase_text(p, shape));
+    fmt::print(
+        "  {:>6} tokens x {:<6}  {:.1f} ms, {:.5g} tokens/s, {:.4g} TFLOP/s a rank{}{}\n",
+        shape.sequence, shape.micro_batches * shape.micro * p.inputs.layout.mesh.batch_ranks(),
+        step * 1e3, speed.tokens_per_s, speed.flop_rate / 1e12,
+        speed.mfu ? fmt::format(", MFU {:.1f}%", 100 * *speed.mfu) : "", phase_text(p, shape));
   }
 }
 

@@ -14,8 +14,10 @@ void for_meshes(F&& f) {
   for (std::int64_t t = 1; t <= 64; ++t) {
     for (std::int64_t d = 1; t * d <= 64; ++d) {
       for (std::int64_t p = 1; t * d * p <= 64; ++p) {
-        for (std::int64_t e = 1; e <= d; ++e)
-          if (d % e == 0) f(Mesh{.tensor = t, .data = d, .pipeline = p, .experts = e});
+        for (std::int64_t e = 1; e <= d; ++e) {
+          if (d % e == 0)
+            f(Mesh{.tensor = t, .data = d, .pipeline = p, .experts = e, .context = d / e});
+        }
       }
     }
   }
@@ -81,6 +83,7 @@ TEST(Mesh, GroupsPartTheRanks) {
     ASSERT_EQ(size(MeshGroup::ends), mesh.pipeline > 1 ? 2 : 1);
     ASSERT_EQ(size(MeshGroup::experts), mesh.experts);
     ASSERT_EQ(size(MeshGroup::replicas), mesh.data / mesh.experts);
+    ASSERT_EQ(size(MeshGroup::context), mesh.context);
   });
 }
 
@@ -103,6 +106,25 @@ TEST(Mesh, ExpertRanksAreNeighboursOfTheDataGroup) {
       }
       const auto data = mesh.members(r, MeshGroup::data);
       ASSERT_EQ(reached, std::set<int>(data.begin(), data.end()));
+    }
+  });
+}
+
+// Rank = tensor + T (context + C (batch + B pipeline)): by counting.
+TEST(Mesh, ContextRanksAreFasterThanThoseThatReadOtherSamples) {
+  for_meshes([](const Mesh& mesh) {
+    std::int64_t r = 0;
+    for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
+      for (std::int64_t b = 0; b < mesh.batch_ranks(); ++b) {
+        for (std::int64_t c = 0; c < mesh.context; ++c) {
+          for (std::int64_t t = 0; t < mesh.tensor; ++t, ++r) {
+            const MeshPlace place = mesh.place_of(r);
+            ASSERT_EQ(std::pair(place.data / mesh.context, place.data % mesh.context),
+                      std::pair(b, c));
+            ASSERT_EQ(mesh.group_of(r, MeshGroup::context).index(r), c);
+          }
+        }
+      }
     }
   });
 }

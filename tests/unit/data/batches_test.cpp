@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/at.hpp"
 #include "io/megatron.hpp"
 #include "io/token_labels.hpp"
 #include "support/temporary_directory.hpp"
@@ -98,6 +99,45 @@ TEST_F(BatchesTest, EveryLayoutHasTheSameSamples) {
         EXPECT_EQ(seen, std::vector<int>(kGlobal, 1)) << ranks << " ranks, micro " << micro;
       }
     }
+  }
+}
+
+// Traps 8 and 14: together context ranks have each token and its target once, and know where it is.
+TEST_F(BatchesTest, ContextRanksHaveChunksOfTheSameSamples) {
+  const io::Sampler sampler(kSequences, 7, io::Shuffle::yes);
+  constexpr std::int64_t kMicro = 3, kCount = 2, kChunks = 4, kLength = kSequence / kChunks;
+  static_assert(kSequence % kChunks == 0);
+  for (const std::int64_t ranks : {1, 2}) {
+    const std::int64_t rows = kMicro * kChunks / ranks, own = 2 / ranks;
+    std::vector<int> seen(static_cast<std::size_t>(kCount * kMicro * kSequence));
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const data::BatchShare share{.context_ranks = ranks,
+                                   .context_rank = rank,
+                                   .context_shares = 2,
+                                   .sequence = kSequence,
+                                   .micro = kMicro,
+                                   .micro_batches = kCount};
+      data::Batches batches(*corpus_, ordered_by(sampler));
+      batches.begin(5, share);
+      const data::StepTokens& step = batches.current();
+      EXPECT_EQ(step.count(), kCount * rows * kLength);
+      for (std::int64_t row = 0; row < kCount * rows; ++row) {
+        const std::int64_t k = row / rows, b = row % kMicro, place = row % rows / kMicro;
+        const std::int64_t of_share = rank * own + place / 2,
+                           chunk = place % 2 == 0 ? of_share : kChunks - 1 - of_share;
+        const std::int64_t sample = share.first_sample(k) + b;
+        EXPECT_EQ(at(step.samples, row), 5 + sample);
+        const std::int64_t begin = sampler.sequence_of(5 + sample) * kSequence;
+        for (std::int64_t t = 0; t < kLength; ++t) {
+          const std::int64_t token = chunk * kLength + t;
+          EXPECT_EQ(at(step.tokens, row * kLength + t), begin + token);
+          EXPECT_EQ(at(step.targets, row * kLength + t), begin + token + 1);
+          EXPECT_EQ(t - at(step.positions, 2 * (row * kLength + t)), token);
+          ++at(seen, sample * kSequence + token);
+        }
+      }
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << ranks << " ranks";
   }
 }
 

@@ -604,5 +604,65 @@ TEST(Resume, ACurriculumMayChangeUnlessItCutsAnew) {
                                       {"batch.curriculum", OnResume::refused}}));
 }
 
+// Of what sends fewer bytes, by counting: to heads go q, k, v and out, in backward also their
+// gradients, and back; keys and values are gathered twice, and their gradients summed in f32.
+TEST(Ranks, AutomaticContextSendsFewerBytes) {
+  Deck deck = small_deck().deck;
+  int with_heads = 0, with_keys = 0;
+  for (const Precision compute : {Precision::f32, Precision::bf16}) {
+    for (const std::int64_t ranks : {2, 4, 8}) {
+      for (const std::int64_t kv : {8, 16, 32}) {
+        deck.model.heads = 32, deck.model.kv_heads = kv;
+        deck.precision.compute = compute;
+        deck.parallel.context = ranks;
+        const std::int64_t number = compute == Precision::f32 ? 4 : 2, q = 32;
+        // Of a token, times the ranks: what leaves each of them.
+        const std::int64_t operands = q + 2 * kv,
+                           heads = (operands + q + (operands + 2 * q) + operands) * number *
+                                   (ranks - 1),
+                           keys = ranks * (ranks - 1) * (2 * 2 * kv * number + 2 * kv * 4);
+        EXPECT_EQ(context_kind(deck), heads < keys ? ContextKind::heads : ContextKind::gather)
+            << ranks << " ranks, " << kv << " kv heads";
+        ++(heads < keys ? with_heads : with_keys);
+      }
+    }
+  }
+  EXPECT_GT(with_heads, 4);
+  EXPECT_GT(with_keys, 4);
+  deck.model.kv_heads = 12;
+  EXPECT_EQ(context_kind(deck), ContextKind::gather) << "8 ranks do not divide 12 heads";
+  deck.model.kv_heads = 32;
+  deck.run.reproducible = Reproducible::layout;
+  deck.run.reproducible_context = 8;
+  EXPECT_EQ(context_kind(deck), ContextKind::gather) << "products of one shape on every layout";
+}
+
+// A directory's parameters of rotary scaling are those of its own kind.
+TEST(ModelDirectory, ItsContextMayBeExtended) {
+  const ArchitectureReader reader = [](const std::string&, const LoadedDeck&) {
+    return std::vector<ArchitectureKey>{{"model.family", std::string("llama"), "hf"},
+                                        {"model.context", std::int64_t{32}, "hf"},
+                                        {"model.rope_scaling", std::string("llama3"), "hf"},
+                                        {"model.rope_factor", 8.0, "hf"},
+                                        {"model.rope_high_frequency", 4.0, "hf"},
+                                        {"model.rope_original_context", std::int64_t{16}, "hf"},
+                                        {"model.rope_pairs", std::string("halves"), "hf"}};
+  };
+  const std::string text = std::string(kSmallDeck) + "\n[parallel]\n";
+  const auto load = [&](std::vector<std::string> sets) {
+    sets.insert(sets.begin(), {"model.init_from=hf", "model.ffn_hidden=64"});
+    return parse_deck(text, "deck.toml", sets, reader);
+  };
+  EXPECT_EQ(load({"model.context=32"}).deck.model.rope_high_frequency, 4);
+  EXPECT_EQ(remarks_text(load({"model.context=32"})), "");
+  const LoadedDeck yarn = load({"model.context=64", "model.rope_scaling=yarn",
+                                "model.rope_factor=4", "model.rope_original_context=16"});
+  EXPECT_EQ(yarn.deck.model.rope_high_frequency, 32);
+  expect_contains(remarks_text(yarn), "model.context = 64 in place of 32, which hf says");
+  EXPECT_NO_THROW(load({"model.context=32", "model.rope_scaling=none"}));
+  EXPECT_THROW(load({"model.context=32", "model.rope_pairs=neighbours"}), DeckError);
+  EXPECT_THROW(load({"model.context=64", "model.position=learned"}), DeckError);
+}
+
 }  // namespace
 }  // namespace tessera::deck

@@ -31,6 +31,9 @@ TEST(Echo, ParsesBackToTheSameDeck) {
        "adapter.targets=[\"block.0.*\", \"*.mlp.up.weight\"]"},
       {"model.bias=false", "moe.experts=6", "moe.top_k=1", "moe.scores=sigmoid", "moe.groups=3",
        "moe.group_top=2", "moe.scale=2.5", "parallel.experts=3"},
+      {"parallel.context=4", "parallel.context_kind=heads", "zero.reduce=micro"},
+      {"run.reproducible=layout", "run.threads=1", "run.reproducible_context=4",
+       "parallel.context=2"},
       {"run.resume='a \"path\"\\with\u00e9'", "run.time_limit='1-02:03:04'", "run.seed=0"},
       {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "batch.lr_scaling=sqrt",
        "schedule.warmup_epochs=0.1", "schedule.kind=inverse_sqrt", "schedule.step_epochs=0.3"},
@@ -89,7 +92,8 @@ TEST(Inputs, EveryDeckLoadsAtItsSize) {
       {"gpt2_1.5b_laptop", 1}, {"llama_1b", 16},      {"llama_3b", 64},       {"llama_7b", 64},
       {"llama_8b", 128},       {"gpt_18b", 384},      {"gpt_138b", 384},      {"gpt_10b", 32},
       {"gpt_1t", 512},         {"onebit_adam", 4},    {"imdb_classifier", 2}, {"bert_large", 1},
-      {"moe_quickstart", 2},   {"mixtral_8x7b", 128}, {"qwen3_30b_a3b", 128}, {"llama_8b_lora", 8}};
+      {"moe_quickstart", 2},   {"mixtral_8x7b", 128}, {"qwen3_30b_a3b", 128}, {"llama_8b_lora", 8},
+      {"llama_8b_128k", 8}};
   std::size_t files = 0;
   for (const auto& entry : fs::directory_iterator(kInputs)) {
     const std::string name = entry.path().filename().string();

@@ -1,5 +1,7 @@
 // Attention where a query does not see just the keys up to its own: of documents, windows,
 // encoders, with capped scores.
+#include <utility>
+
 #include "tests/unit/kernels/attention_reference.hpp"
 
 namespace tessera::kernels::test::attention {
@@ -57,6 +59,53 @@ std::vector<Case> square_cases() {
   together.samples = 1, together.dim = 136, together.gap = 8;
   all.push_back(together);
   return all;
+}
+
+/// Queries from some token on, as of a chunk of a sequence.
+std::vector<Case> chunk_cases() {
+  std::vector<Case> all;
+  const auto add = [&](Case c, std::int64_t first, std::int64_t queries) {
+    c.first = first, c.queries = queries;
+    all.push_back(c);
+  };
+  for (const auto mask : {kCausal, kBidirectional}) {
+    for (const auto& [first, queries] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+             {0, 40}, {64, 64}, {33, 70}, {190, 6}}) {
+      add(square(196, mask), first, queries);
+      add(square(196, mask, 21), first, queries);
+    }
+    add(square(130, mask, 0, 0.5F, {31, 40, 59}), 40, 50);
+    Case heads = square(70, mask, 30, 0, {50, 20});
+    heads.samples = 2, heads.heads = 3, heads.kv_heads = 2, heads.dim = 20, heads.gap = 3;
+    heads.group = 2, heads.skip = 1, heads.dropout = 0.2F;
+    add(heads, 24, 30);
+  }
+  Case wide = square(80, kCausal);
+  wide.samples = 2, wide.dim = 136, wide.gap = 8;
+  add(wide, 16, 48);
+  Case cudnn = square(256, kCausal);
+  cudnn.samples = 2, cudnn.heads = 4, cudnn.kv_heads = 2, cudnn.dim = 64;
+  add(cudnn, 64, 64);
+  return all;
+}
+
+TEST(AttentionMasks, ChunksOfASequenceAgreeWithDouble) {
+  const std::vector<Case> cases = chunk_cases();
+  for_attention_devices([&](Device& device, DType type, const ScoreRounding& rounding) {
+    for (const Case& c : cases) {
+      SCOPED_TRACE(fmt::format("{} queries from token {} of {}", c.queries, c.first, c.keys));
+      expect_outputs(device, type, rounding, c);
+      expect_gradients(device, type, rounding, c);
+    }
+  });
+}
+
+TEST(AttentionMasks, RefusesQueriesBehindTheKeys) {
+  Case c = square(16, kCausal);
+  c.queries = 8, c.first = 9;
+  const Inputs in = make_inputs(c, DType::f32);
+  const Tensor out(DType::f32, {1, 8, 16}), lse(DType::f32, {1, 1, 8});
+  EXPECT_THROW(check(call_of(in, out, lse)), InternalError);
 }
 
 TEST(AttentionMasks, OutputsAgreeWithDouble) {
@@ -196,9 +245,11 @@ TEST(AttentionMasks, OnACpuRefusesDocumentsThatDoNotFollowOneAnother) {
 TEST(AttentionMasks, FlopAreOfThePairsThatMaskAndWindowLeave) {
   for (const auto mask : {kCausal, kBidirectional}) {
     for (const std::int64_t queries : {1, 7, 20}) {
-      for (const std::int64_t window : {0, 1, 5, 19, 20, 50}) {
+      for (const auto& [window, first] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+               {0, -1}, {1, -1}, {5, -1}, {19, -1}, {20, -1}, {50, -1}, {0, 0}, {5, 0}, {6, 11}}) {
+        if (first + queries > 20) continue;
         Case c = square(20, mask, window);
-        c.queries = queries;
+        c.queries = queries, c.first = first;
         const Inputs in = make_inputs(c, DType::f32);
         double pairs = 0;
         for (std::int64_t t = 0; t < queries; ++t) {
@@ -206,7 +257,6 @@ TEST(AttentionMasks, FlopAreOfThePairsThatMaskAndWindowLeave) {
         }
         const Tensor out(DType::f32, {1, queries, 16}), lse(DType::f32, {1, 1, queries});
         EXPECT_EQ(call_of(in, out, lse).flop(), 4 * 16 * pairs) << queries << " " << window;
-        if (queries != c.keys) continue;
         EXPECT_EQ(backward_of(in, out, lse, out, out, out, out).flop(), 10 * 16 * pairs) << window;
       }
     }

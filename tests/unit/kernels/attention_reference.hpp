@@ -17,6 +17,8 @@ struct Case {
   std::int64_t window = 0;
   float soft_cap = 0;
   std::vector<std::int64_t> lengths = {};  // of each sample's documents; the second's the other way
+  std::int64_t first = -1;                 // Attention::first
+  std::int64_t first_token() const { return first < 0 ? keys - queries : first; }
 };
 /// What happens to probabilities and gradients of scores before they are multiplied by rows of v or
 /// of others: nothing on a CPU; on a GPU they are rounded to the operands' type, which has its
@@ -68,7 +70,7 @@ struct Reference {
   }
 
   bool sees(std::int64_t b, std::int64_t t, std::int64_t s) const {
-    const std::int64_t query = c.keys - c.queries + t;
+    const std::int64_t query = c.first_token() + t;
     const auto of = [&](std::int64_t token) {
       return document[static_cast<std::size_t>(b * c.keys + token)];
     };
@@ -122,7 +124,7 @@ struct Reference {
     return p;
   }
   double factor(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
-    return dropout_factor(dropout, b, (h * c.queries + t) * c.keys + s);
+    return dropout_factor(dropout, b, (h * c.keys + c.first_token() + t) * c.keys + s);
   }
 
   Numbers forward(Numbers* lse, double* magnitude) const {
@@ -214,7 +216,8 @@ inline Attention call_of(const Inputs& in, const Tensor& out, const Tensor& lse)
           .lse = lse.view(),
           .documents = in.document_view(),
           .shape = in.reference.shape,
-          .dropout = in.reference.dropout};
+          .dropout = in.reference.dropout,
+          .first = in.reference.c.first};
 }
 
 /// The backward of call_of(in, out, lse).
@@ -232,7 +235,8 @@ inline AttentionBackward backward_of(const Inputs& in, const Tensor& out, const 
           .d_k = d_k.view(),
           .d_v = d_v.view(),
           .shape = in.reference.shape,
-          .dropout = in.reference.dropout};
+          .dropout = in.reference.dropout,
+          .first = in.reference.c.first};
 }
 
 /// Runs a case and compares the outputs with doubles.
@@ -349,7 +353,8 @@ inline Gradients backward(const Reference& r, const Numbers& d_out, DType type,
   return g;
 }
 
-/// Runs a case, then its backward, and compares the gradients with doubles.
+/// Runs a case, then its backward, and compares the gradients with doubles. Of queries from a given
+/// token on, gradients of keys and values are f32, and added to others.
 inline void expect_gradients(Device& device, DType type, const ScoreRounding& rounding,
                              const Case& c) {
   const Inputs in = make_inputs(c, type);
@@ -357,23 +362,31 @@ inline void expect_gradients(Device& device, DType type, const ScoreRounding& ro
   Tensor lse(DType::f32, {c.samples, c.heads, c.queries});
   run(device, call_of(in, out, lse));
   const auto d_out = Tensor::random(type, {c.samples, c.queries, c.heads * c.dim}, 9, 1, c.gap);
-  const Gradients want = backward(in.reference, d_out.numbers(), type, rounding);
-  const auto bounded = [&](const Numbers& bound, const Numbers& value) {
-    return [&, type](std::int64_t i) {
+  Gradients want = backward(in.reference, d_out.numbers(), type, rounding);
+  const DType of_keys = c.first < 0 ? type : DType::f32;
+  const auto bounded = [&](const Numbers& bound, const Numbers& value, DType written) {
+    return [&, written](std::int64_t i) {
       const auto j = static_cast<std::size_t>(i);
-      return bound[j] + write_error(type, std::abs(value[j]) + bound[j]);
+      return bound[j] + write_error(written, std::abs(value[j]) + bound[j]);
     };
   };
+  const auto keys = [&](unsigned seed) {
+    return Tensor::random(of_keys, {c.samples, c.keys, c.kv_heads * c.dim}, seed, 1, c.gap);
+  };
+  if (c.first >= 0) {
+    const Numbers k = keys(10).numbers(), v = keys(11).numbers();
+    for (std::size_t i = 0; i < k.size(); ++i) want.k[i] += k[i], want.v[i] += v[i];
+  }
   for (const SumOrder order : orders()) {
     Tensor d_q(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
-    Tensor d_k(type, {c.samples, c.keys, c.kv_heads * c.dim}, c.gap);
-    Tensor d_v(type, {c.samples, c.keys, c.kv_heads * c.dim}, c.gap);
+    const Tensor d_k = keys(10), d_v = keys(11);
     AttentionBackward call = backward_of(in, out, lse, d_out, d_q, d_k, d_v);
     call.order = order;
+    if (c.first >= 0) call.write = Write::add;
     run(device, call);
-    expect_within(d_q, want.q, bounded(want.q_bound, want.q), "d_q");
-    expect_within(d_k, want.k, bounded(want.k_bound, want.k), "d_k");
-    expect_within(d_v, want.v, bounded(want.v_bound, want.v), "d_v");
+    expect_within(d_q, want.q, bounded(want.q_bound, want.q, type), "d_q");
+    expect_within(d_k, want.k, bounded(want.k_bound, want.k, of_keys), "d_k");
+    expect_within(d_v, want.v, bounded(want.v_bound, want.v, of_keys), "d_v");
   }
 }
 

@@ -332,5 +332,37 @@ TEST(ExactSums, AddEachRowToItsSum) {
   });
 }
 
+TEST(OrderChunks, PutsChunksInTheOrderOfTokensAndBack) {
+  const std::int64_t shares = 3, samples = 2, tokens = 5, columns = 7;
+  const std::int64_t chunks = 2 * shares, rows = chunks * samples * tokens;
+  for_devices_and_types([&](Device& device, DType type) {
+    const auto x = Tensor::random(type, {rows, columns}, 1, 1, 3);
+    Tensor by_tokens(type, {rows, columns}, 1), back(type, {rows, columns}, 2);
+    const OrderChunks call{
+        .x = x.view(), .out = by_tokens.view(), .samples = samples, .chunks = {.shares = shares}};
+    run(device, call);
+    run(device, OrderChunks{.x = by_tokens.view(),
+                            .out = back.view(),
+                            .samples = samples,
+                            .chunks = {.shares = shares},
+                            .to = OrderChunks::To::shares});
+    EXPECT_TRUE(back.gaps_intact() && by_tokens.gaps_intact());
+    std::int64_t row = 0;  // of x
+    for (std::int64_t share = 0; share < shares; ++share) {
+      for (const std::int64_t chunk : {share, chunks - 1 - share}) {
+        for (std::int64_t b = 0; b < samples; ++b) {
+          for (std::int64_t t = 0; t < tokens; ++t, ++row) {
+            const std::int64_t at = (b * chunks + chunk) * tokens + t;
+            for (std::int64_t c = 0; c < columns; ++c) {
+              ASSERT_EQ(by_tokens[at * columns + c], x[row * columns + c]);
+              ASSERT_EQ(back[row * columns + c], x[row * columns + c]);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

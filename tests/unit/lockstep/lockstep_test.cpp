@@ -42,6 +42,7 @@ struct Case {
   plan::DocumentInputs documents = {};
   bool masked = false;  // targets
   kernels::LossTerms loss_terms = {};
+  ContextKind context = ContextKind::gather;
 };
 
 std::string name_of(const Case& c) {
@@ -63,6 +64,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.loss_terms = c.loss_terms;
   inputs.optimizer.clip_norm = 0.5;
   inputs.layout.mesh = c.mesh;
+  inputs.layout.context = {.kind = c.context, .shares = c.mesh.context};
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
   travel_in_blocks(inputs, {}, c.gradient_blocks, c.tiles);
   inputs.numerics.error_feedback = inputs.numerics.stochastic = c.error_feedback;
@@ -92,7 +94,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
 
 plan::PlanShape shape_of(const Case& c) {
   return {.purpose = plan::PlanPurpose::train,
-          .sequence = 6,
+          .sequence = c.mesh.context > 1 ? 8 : 6,
           .micro = 1,
           .micro_batches = c.micro_batches,
           .compression = c.compression};
@@ -380,6 +382,17 @@ std::vector<Layout> layouts() {
         .config = llama_like(),
         .offload = all_on(plan::Location::disk, 1),
         .tiles = 2},
+       1},
+      {"Context2Data2DocumentsMasked",
+       {.mesh = {.data = 4, .context = 2},
+        .documents = {.separate = true, .positions = true},
+        .masked = true},
+       1},
+      {"Pipeline2Context2LlamaHeadsBf16",
+       {.mesh = {.data = 2, .pipeline = 2, .context = 2},
+        .config = llama_like(),
+        .compute = DType::bf16,
+        .context = ContextKind::heads},
        1},
       {"Data4MaskedTargetsBf16", {.mesh = {.data = 4}, .compute = DType::bf16, .masked = true}, 1},
       {"Pipeline2Tensor2SeparateDocumentsMasked",

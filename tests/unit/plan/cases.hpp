@@ -47,6 +47,28 @@ inline Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches,
   return c;
 }
 
+/// Lets data ranks divide sequences among them, in one of the ways that there are, if any.
+inline void divide_sequences(Case& c, std::mt19937 random) {
+  PlanInputs& in = c.inputs;
+  const model::ModelConfig& config = in.model.config;
+  if (config.head.pooling != Pooling::none) return;
+  if (config.experts.count > 0 && (in.numerics.layout_mode || config.experts.capacity > 0)) return;
+  std::vector<std::int64_t> ways;
+  for (std::int64_t n = 2; n <= in.layout.mesh.data; n *= 2)
+    if (in.layout.mesh.data % n == 0) ways.push_back(n);
+  if (ways.empty()) return;
+  in.layout.mesh.context = at(ways, random() % ways.size());
+  in.layout.context.shares = in.layout.mesh.context;
+  if (in.numerics.layout_mode) {
+    in.sharding.reduce = ReduceWhen::micro;
+    in.layout.context.shares *= 1 + static_cast<std::int64_t>(random() % 2);
+  }
+  const std::int64_t parts = in.layout.mesh.context * in.layout.tensor_chunks;
+  if (!in.numerics.layout_mode && config.kv_heads % parts == 0 && random() % 2 == 0)
+    in.layout.context.kind = ContextKind::heads;
+  c.shape.sequence = 2 * in.layout.context.shares * 2 * in.layout.tensor_chunks;
+}
+
 /// Lets data ranks divide experts among them, in one of the ways that there are, if any.
 inline void divide_experts(Case& c, std::mt19937 random) {
   PlanInputs& in = c.inputs;

@@ -26,7 +26,8 @@ TEST(Channels, EachCollectiveHasOne) {
   std::mt19937 random{6};
   std::array<int, kChannels> seen{};
   for (int i = 0; i < 61; ++i) {
-    const Case c = i < 60 ? random_case(random) : experts_on_nodes();
+    Case c = i < 60 ? random_case(random) : experts_on_nodes();
+    divide_sequences(c, random);
     for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
       const Plan plan = unordered_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
       for (const Op& op : plan.ops) {

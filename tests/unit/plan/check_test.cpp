@@ -107,6 +107,7 @@ TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
   for (int i = 0; i < 12; ++i) {
     Case c = random_case(random);
     divide_experts(c, random);
+    divide_sequences(c, random);
     const Plan plan = make_plan(c.inputs, c.shape, {});
     for (std::size_t o = 0; o < plan.ops.size(); ++o) {
       for (std::size_t w = 0; w < plan.ops[o].waits.size(); ++w) {

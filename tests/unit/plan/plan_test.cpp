@@ -181,11 +181,13 @@ TEST(MakePlan, RefusesStepsThatAreTooLong) {
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   int left = 0;  // for a plan that completes what the last step has left
-  int divided = 0;
+  int divided = 0, cut = 0;
   for (int i = 0; i < 300; ++i) {
     Case c = random_case(random);
     divide_experts(c, random);
+    divide_sequences(c, random);
     divided += c.inputs.layout.mesh.experts > 1 ? 1 : 0;
+    cut += c.inputs.layout.mesh.context > 1 ? 1 : 0;
     expect_proved(c);
     if (!leaves_work(c.inputs) || c.inputs.state_for < PlanPurpose::flush) continue;
     c.shape = flush_after(c.shape.compression);
@@ -194,6 +196,7 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
   }
   EXPECT_GT(left, 20);
   EXPECT_GT(divided, 5);
+  EXPECT_GT(cut, 20);
 }
 
 TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
@@ -306,6 +309,7 @@ TEST(MakePlan, CountsEveryElementOnce) {
   for (int i = 0; i < 60; ++i) {
     Case c = random_case(random);
     divide_experts(c, random);
+    divide_sequences(c, random);
     c.shape.purpose = c.inputs.state_for = PlanPurpose::train;
     std::int64_t counted = 0, padding = 0;
     for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {

@@ -62,6 +62,7 @@ TEST(Survey, FindsWhatAnyRankNeedsMostOfOnRandomLayouts) {
     SCOPED_TRACE(i);
     Case c = random_case(random);
     divide_experts(c, random);
+    divide_sequences(c, random);
     c.inputs.layout.nccl = random() % 3 == 0;
     if (random() % 2 == 0) {  // ranks on nodes in no order
       for (int& node : c.inputs.layout.node_of) node = static_cast<int>(random() % 3);

@@ -1,0 +1,42 @@
+// This rank's chunks of sequences that ranks divide among them, and gradients that are sums over
+// its shares of them.
+#pragma once
+
+#include "model/context.hpp"
+
+namespace tessera::model {
+
+/// Sequences [first, first + count) of a view whose first axis they are.
+View sequences(View v, std::int64_t first, std::int64_t count);
+
+/// One of this rank's chunks: the micro-batch's sequences that it is in all samples, and its first
+/// token there.
+struct OwnChunk {
+  std::int64_t first_sequence, first_token;
+  /// Those sequences of a view; an absent one stays so.
+  View of(const View& v, std::int64_t samples) const {
+    return v ? sequences(v, first_sequence, samples) : v;
+  }
+};
+/// Half 0 or 1 of one of this rank's shares.
+OwnChunk own_chunk(const UnitContext& u, std::int64_t share, std::int64_t half);
+
+/// A gradient of which each of this rank's shares of sequences gives a part; the parts are added in
+/// a tree. With one share the part is the gradient.
+class ShareSum {
+ public:
+  /// `gradient`: of any shape, dense; or absent, as all its parts are then.
+  ShareSum(UnitContext& u, const View& gradient);
+  View part(std::int64_t share) const;
+  /// How to write the first summand of a part of a gradient that is to be written so.
+  kernels::Write write_to(kernels::Write gradient) const {
+    return parts_ ? kernels::Write::overwrite : gradient;
+  }
+  void finish(kernels::Write write);
+
+ private:
+  UnitContext& u_;
+  View gradient_, parts_;  // (shares, elements) f32, or absent
+};
+
+}  // namespace tessera::model
