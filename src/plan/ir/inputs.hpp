@@ -123,6 +123,7 @@ struct PlanInputs {
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
   kernels::LossTerms loss_terms;
+  kernels::PreferenceTerms preference;  // where samples are pairs
   kernels::RouterTerms router_terms;
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
@@ -131,6 +132,18 @@ struct PlanInputs {
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
   std::int64_t most_tallies = 0;               // of any of them
 
+  /// What losses of pairs are in a plan of this shape.
+  kernels::PreferenceTerms compared(const PlanShape& shape) const {
+    return shape.of_targets ? kernels::PreferenceTerms{} : preference;
+  }
+  /// How many losses a micro-batch has: of its targets, or of its samples where pairs have them.
+  std::int64_t losses(const PlanShape& shape) const {
+    return shape.micro * (compared(shape) ? 1 : model.config.targets_of(shape.sequence));
+  }
+  /// How many of these there are if all count: a pair has one.
+  std::int64_t counted_losses(const PlanShape& shape) const {
+    return losses(shape) / (compared(shape) ? 2 : 1);
+  }
   /// What data ranks keep in shards.
   Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }
   /// The type that a unit's parameters are kept in, and sent in.

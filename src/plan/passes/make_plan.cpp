@@ -92,7 +92,7 @@ Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlac
   if (is_too_long(in, shape)) throw too_long(shape);
   Plan plan;
   plan.shape = shape;
-  plan.targets_of_micro_batch = shape.micro * in.model.config.targets_of(shape.sequence);
+  plan.targets_of_micro_batch = in.counted_losses(shape);
   set_place(plan, in, place);
   const auto states = add_state(plan, in);
   std::vector<LoadBatch> batches;
