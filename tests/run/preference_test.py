@@ -135,6 +135,13 @@ class Bits(PreferenceTest):
         self.assertIn(f"loss {last['loss']:.6f} | accuracy {last['preferences']['accuracy']:.4f} | "
                       "margin ", job.output)
         self.assertIn("| 44 documents |", job.output)
+        job = self.run_job(0, "export", self.dir / "run", "--to", self.dir / "exported")
+        self.assertEqual(job.code, 0, job.output)
+        # It is a language model, with which another deck may begin; not that of these references.
+        job = self.run_job(1, "train", self.deck_of("next", "dpo",
+                                                    model__init_from=str(self.dir / "exported")))
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("is of another model than model.init_from", " ".join(job.output.split()))
 
     def test_f16_scales_losses_once(self):
         deck = self.deck_of("half", "dpo", precision__compute="f16")
@@ -194,6 +201,11 @@ class Refused(PreferenceTest):
         weights[-3] ^= 1
         (other / "model.safetensors").write_bytes(weights)
         self.expect(3, "is of another model than model.init_from", model__init_from=str(other))
+        self.expect(3, "is of another model than", "check", "--ranks", "2",
+                    model__init_from=str(other))
+        self.expect(0, "reference.json is of this model and data", "check", "--ranks", "2")
+        self.expect(0, "note: task.reference: ", "check", "--ranks", "2",
+                    task__reference=str(self.dir / "later.json"))
         (self.dir / "reference.json").write_text('{"format": 1, "model": "0x"}')
         self.expect(3, 'reference.json: $.model: expected 16 hexadecimal digits, found "0x"')
         job = self.run_job(2, "train", self.deck_of("none", "dpo", reference="none"), each=True)
