@@ -232,8 +232,9 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
   }
   if (plan.preferences) {
     const std::int64_t first = (plan.preferences.data - plan.words.data) / size_of(DType::i64);
-    output.preferences.assign(std::span(output.words).subspan(
-        static_cast<std::size_t>(first), static_cast<std::size_t>(plan.preferences.elements())));
+    output.preferences.assign(std::span(output.words)
+                                  .subspan(static_cast<std::size_t>(first),
+                                           static_cast<std::size_t>(plan.preferences.elements())));
     output.preferences.pairs = output.losses().targets;
   }
   if (plan.confusion) {
