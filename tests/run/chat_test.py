@@ -105,8 +105,6 @@ class Pairs(ChatTest):
 
     def setUp(self):
         super().setUp()
-        # Answers end by a token, so that an empty one would have one.
-        self.options = ("--pairs", "--chat", "plain", "--eos", "none")
         self.template = self.dir / "t.json"
         self.template.write_text(json.dumps({"roles": {
             "user": {"before": "U:", "after": "\n"},

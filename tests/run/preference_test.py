@@ -7,7 +7,7 @@ import shutil
 import sys
 import unittest
 
-from tessera import SOURCE, RunTest, change, metrics
+from tessera import SOURCE, RunTest, change
 
 sys.path.insert(0, str(SOURCE / "tests" / "data"))
 import preference_models as models  # noqa: E402
