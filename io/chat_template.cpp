@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
 #include "io/file.hpp"
+#include "io/replace_all.hpp"
 
 namespace tessera::io {
 namespace {
@@ -12,32 +16,60 @@ namespace {
 constexpr std::int64_t kLargestTemplate = std::int64_t{16} << 20;
 
 struct BuiltIn {
-  std::string_view name, text;
+  std::string_view name;
+  std::uint64_t jinja;  // the hash of its models' chat_template, plain_jinja(); 0: none is known
+  std::string_view text;
 };
 constexpr std::array kBuiltIn = {
-    BuiltIn{"chatml", R"j({"special_tokens": ["<|im_start|>", "<|im_end|>"], "roles": {
+    BuiltIn{"chatml", 0xa04f41d813a07b13,
+            R"j({"special_tokens": ["<|im_start|>", "<|im_end|>"], "roles": {
 "system": {"before": "<|im_start|>system\n", "end": "<|im_end|>", "after": "\n"},
 "user": {"before": "<|im_start|>user\n", "end": "<|im_end|>", "after": "\n"},
 "tool": {"before": "<|im_start|>tool\n", "end": "<|im_end|>", "after": "\n"},
 "assistant": {"before": "<|im_start|>assistant\n", "end": "<|im_end|>", "after": "\n",
               "learned": true}}})j"},
-    BuiltIn{"llama3", R"j({"special_tokens": ["<|begin_of_text|>", "<|start_header_id|>",
+    BuiltIn{"llama3", 0x9799ad6e2dea0594,
+            R"j({"special_tokens": ["<|begin_of_text|>", "<|start_header_id|>",
 "<|end_header_id|>", "<|eot_id|>"], "begin": "<|begin_of_text|>", "trim": true, "roles": {
 "system": {"before": "<|start_header_id|>system<|end_header_id|>\n\n", "end": "<|eot_id|>"},
 "user": {"before": "<|start_header_id|>user<|end_header_id|>\n\n", "end": "<|eot_id|>"},
 "assistant": {"before": "<|start_header_id|>assistant<|end_header_id|>\n\n", "end": "<|eot_id|>",
               "learned": true}}})j"},
-    BuiltIn{"plain", R"j({"roles": {"system": {"after": "\n\n"},
+    BuiltIn{"gemma", 0x2c2e86beabccd2a4,
+            R"j({"special_tokens": ["<bos>", "<start_of_turn>", "<end_of_turn>"],
+"begin": "<bos>", "trim": true, "alternates": true, "roles": {
+"system": {"after": "\n\n", "joins": true},
+"user": {"before": "<start_of_turn>user\n", "after": "<end_of_turn>\n"},
+"assistant": {"before": "<start_of_turn>model\n", "end": "<end_of_turn>", "after": "\n",
+              "learned": true}}})j"},
+    BuiltIn{"llama2", 0, R"j({"special_tokens": ["<s>", "</s>"], "trim": true, "alternates": true,
+"roles": {"system": {"before": "<<SYS>>\n", "after": "\n<</SYS>>\n\n", "joins": true},
+"user": {"before": "<s>[INST] ", "after": " [/INST]"},
+"assistant": {"begin": " ", "end": " </s>", "learned": true}}})j"},
+    BuiltIn{"mistral", 0xa5d004210ebce758, R"j({"special_tokens": ["<s>", "</s>"],
+"optional_tokens": ["[INST]", "[/INST]"], "begin": "<s>", "alternates": true,
+"roles": {"user": {"before": "[INST] ", "after": " [/INST]"},
+"assistant": {"end": "</s>", "learned": true}}})j"},
+    BuiltIn{"phi3", 0x82fc89c04c54ba66,
+            R"j({"special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>",
+"<|endoftext|>"], "end": "<|endoftext|>", "roles": {"system": {"before": "<|system|>\n", "end": "<|end|>", "after": "\n"},
+"user": {"before": "<|user|>\n", "end": "<|end|>", "after": "\n"},
+"assistant": {"before": "<|assistant|>\n", "end": "<|end|>", "after": "\n",
+              "learned": true}}})j"},
+    BuiltIn{"plain", 0, R"j({"roles": {"system": {"after": "\n\n"},
 "user": {"before": "User:\n", "after": "\n\n"},
 "assistant": {"before": "Assistant:\n", "end": "{eos}", "after": "\n\n", "learned": true}}})j"},
-    BuiltIn{"alpaca", R"j({"parts": [
+    BuiltIn{"alpaca", 0, R"j({"parts": [
 {"if": "input", "text": "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately completes the request.\n\n"},
 {"unless": "input", "text": "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"},
 {"text": "### Instruction:\n{instruction}\n\n"},
 {"if": "input", "text": "### Input:\n{input}\n\n"},
 {"text": "### Response:\n"}, {"text": "{output}{eos}", "learned": true}]})j"},
-    BuiltIn{"completion", R"j({"parts": [{"text": "{prompt}"},
+    BuiltIn{"completion", 0, R"j({"parts": [{"text": "{prompt}"},
 {"text": "{completion}{eos}", "learned": true}]})j"}};
+
+/// A Jinja text in which line ends are such, whether a file has them so or as \\n.
+std::string plain_jinja(std::string_view jinja) { return replace_all(jinja, "\\n", "\n"); }
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\n\v\f\r";
@@ -61,14 +93,24 @@ bool has_text(const JsonCursor& line, const std::string& member) {
 
 }  // namespace
 
+std::vector<std::string_view> ChatTemplate::names() {
+  std::vector<std::string_view> names;
+  for (const BuiltIn& built_in : kBuiltIn) names.push_back(built_in.name);
+  return names;
+}
+
+std::optional<std::string_view> ChatTemplate::recognised(std::string_view jinja) {
+  const auto found = std::ranges::find(kBuiltIn, hash_text(plain_jinja(jinja)), &BuiltIn::jinja);
+  if (found == kBuiltIn.end()) return std::nullopt;
+  return found->name;
+}
+
 ChatTemplate ChatTemplate::open(const std::string& name) {
   const auto built_in = std::ranges::find(kBuiltIn, name, &BuiltIn::name);
   if (built_in != kBuiltIn.end()) return parse(built_in->text, name);
   if (!name.ends_with(".json")) {
-    std::vector<std::string_view> names;
-    for (const BuiltIn& b : kBuiltIn) names.push_back(b.name);
     throw DeckError(fmt::format("--chat {}: no such template; there are {}, and JSON files", name,
-                                fmt::join(names, ", ")));
+                                fmt::join(names(), ", ")));
   }
   return parse(read_text(name, kLargestTemplate), name);
 }
@@ -78,22 +120,29 @@ ChatTemplate ChatTemplate::parse(std::string_view text, const std::string& name)
   const JsonCursor root = document.root();
   ChatTemplate made;
   made.name_ = name;
-  if (const auto special = root.find("special_tokens")) {
-    special->for_each_item([&](const JsonCursor& token) {
+  const auto add_tokens = [&](const char* key, std::vector<std::string>& to) {
+    const auto tokens = root.find(key);
+    if (!tokens) return;
+    tokens->for_each_item([&](const JsonCursor& token) {
       if (token.text().empty()) token.fail("a special token cannot be empty");
-      made.special_.push_back(token.text());
+      to.push_back(token.text());
     });
-  }
+  };
+  add_tokens("optional_tokens", made.optional_);
+  made.special_ = made.optional_;
+  add_tokens("special_tokens", made.special_);
   // At each place the longest one is found.
   std::ranges::sort(made.special_, std::greater<>(), &std::string::size);
   if (const auto parts = root.find("parts")) {
-    allow_only(root, {"special_tokens", "parts"});
+    allow_only(root, {"special_tokens", "optional_tokens", "parts"});
     parts->for_each_item([&](const JsonCursor& p) { made.parts_.push_back(made.parse_part(p)); });
   } else {
-    allow_only(root, {"special_tokens", "begin", "end", "trim", "roles"});
+    allow_only(
+        root, {"special_tokens", "optional_tokens", "begin", "end", "trim", "alternates", "roles"});
     made.begin_ = made.optional_text(root, "begin");
     made.end_ = made.optional_text(root, "end");
     made.trim_ = root.flag("trim");
+    made.alternates_ = root.flag("alternates");
     root["roles"].for_each_member([&](const std::string& role, const JsonCursor& value) {
       made.roles_.emplace(role, made.parse_role(value));
     });
@@ -145,11 +194,15 @@ ChatTemplate::Text ChatTemplate::optional_text(const JsonCursor& object,
 }
 
 ChatTemplate::Role ChatTemplate::parse_role(const JsonCursor& role) const {
-  allow_only(role, {"before", "end", "after", "learned"});
+  allow_only(role, {"before", "begin", "end", "after", "learned", "joins"});
+  if (role.flag("joins") && (role.flag("learned") || role.find("begin") || role.find("end")))
+    role.fail("what joins the next turn is not learned, and has no \"begin\" or \"end\"");
   return {.before = optional_text(role, "before"),
+          .begin = optional_text(role, "begin"),
           .end = optional_text(role, "end"),
           .after = optional_text(role, "after"),
-          .learned = role.flag("learned")};
+          .learned = role.flag("learned"),
+          .joins = role.flag("joins")};
 }
 
 ChatTemplate::Part ChatTemplate::parse_part(const JsonCursor& part) const {
@@ -163,7 +216,8 @@ ChatTemplate::Part ChatTemplate::parse_part(const JsonCursor& part) const {
 template <typename Visit>
 void ChatTemplate::for_each_text(const Visit& visit) const {
   visit(begin_);
-  for (const auto& [name, role] : roles_) visit(role.before), visit(role.end), visit(role.after);
+  for (const auto& [name, role] : roles_)
+    visit(role.before), visit(role.begin), visit(role.end), visit(role.after);
   for (const Part& part : parts_) visit(part.text);
   visit(end_);
 }
@@ -193,6 +247,7 @@ void ChatTemplate::bind(const Tokenizer& tokenizer) {
   for (const std::string& token : special_) {
     const auto id = tokenizer.id_of(token);
     if (!id || std::ranges::find(known, token) == known.end()) {
+      if (std::ranges::find(optional_, token) != optional_.end()) continue;  // it is text
       throw DeckError(fmt::format(
           "--chat {}: the tokenizer has no special token {}; its special tokens: {}", name_, token,
           known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", "))));
@@ -208,11 +263,80 @@ void ChatTemplate::bind(const Tokenizer& tokenizer) {
   }
 }
 
+/// The turns of a conversation, one after another, as they become pieces.
+class ChatTemplate::Turns {
+ public:
+  Turns(const ChatTemplate& of, const JsonCursor& line, std::vector<TemplatePiece>& pieces)
+      : of_(of), pieces_(pieces) {
+    of_.add(of_.begin_, false, line, pieces_);
+  }
+
+  /// A message. Learned roles of a prompt are not learned.
+  void add(const JsonCursor& turn, bool of_prompt) {
+    const bool shared = turn.find("from").has_value();  // ShareGPT's names
+    const JsonCursor name = turn[shared ? "from" : "role"];
+    add(of_.role_of(name), turn[shared ? "value" : "content"].text(), turn, of_prompt);
+  }
+  /// What a role says; `place` for messages.
+  void add(const Role& role, const std::string& content, const JsonCursor& place, bool of_prompt) {
+    check_order(role, place);
+    const bool learned = role.learned && !of_prompt;
+    if (role.joins) {
+      of_.add(role.before, false, place, joining_);
+      joining_.push_back({content, std::nullopt, false});
+      of_.add(role.after, false, place, joining_);
+      return;
+    }
+    of_.add(role.before, false, place, pieces_);
+    std::ranges::move(joining_, std::back_inserter(pieces_));
+    joining_.clear();
+    const std::string_view said = of_.trim_ ? trimmed(content) : content;
+    of_.add(role.begin, learned, place, pieces_);
+    pieces_.push_back({std::string(said), std::nullopt, learned});
+    of_.add(role.end, learned, place, pieces_);
+    of_.add(role.after, false, place, pieces_);
+    learned_ += learned ? 1 : 0;
+    says_something_ = says_something_ || (learned && !said.empty());
+  }
+
+  void finish(const JsonCursor& line) {
+    if (!joining_.empty())
+      line.fail(fmt::format("it ends with a turn that the template {} puts into the one behind it",
+                            of_.name_));
+    of_.add(of_.end_, false, line, pieces_);
+  }
+  /// How many turns are learned, and whether any of them says something.
+  std::int64_t learned() const { return learned_; }
+  bool says_something() const { return says_something_; }
+
+ private:
+  void check_order(const Role& role, const JsonCursor& place) {
+    const bool system = &role == of_.find_role("system");
+    if (of_.alternates_ && system && turns_ > 0)
+      place.fail(fmt::format("the template {} has a system prompt at the begin alone", of_.name_));
+    if (system) {
+      ++turns_;
+      return;
+    }
+    if (of_.alternates_ && role.learned != (spoken_ % 2 == 1)) {
+      place.fail(fmt::format("the template {} allows user and assistant by turns, the user first",
+                             of_.name_));
+    }
+    ++turns_, ++spoken_;
+  }
+
+  const ChatTemplate& of_;
+  std::vector<TemplatePiece>& pieces_;
+  std::vector<TemplatePiece> joining_;  // the next turn
+  std::int64_t turns_ = 0, spoken_ = 0, learned_ = 0;
+  bool says_something_ = false;
+};
+
 std::vector<TemplatePiece> ChatTemplate::render(const JsonCursor& line,
                                                 const std::string& field) const {
   std::vector<TemplatePiece> pieces;
   if (roles_.empty()) {
-    add_parts(line, pieces);
+    add_parts(line, "", pieces);
     return pieces;
   }
   auto turns = line.find(field.empty() ? "messages" : field);
@@ -221,53 +345,127 @@ std::vector<TemplatePiece> ChatTemplate::render(const JsonCursor& line,
     line.fail(field.empty() ? "neither \"messages\" nor \"conversations\" is there"
                             : fmt::format("\"{}\" is missing", field));
   if (!turns->is_array() || turns->size() == 0) turns->expected("an array of messages");
-  add(begin_, false, line, pieces);
-  turns->for_each_item([&](const JsonCursor& turn) { add_turn(turn, pieces); });
-  add(end_, false, line, pieces);
+  Turns all(*this, line, pieces);
+  turns->for_each_item([&](const JsonCursor& turn) { all.add(turn, /*of_prompt=*/false); });
+  all.finish(*turns);
+  if (all.learned() == 0)
+    turns->fail(fmt::format("no turn of it is of a role that the template {} learns ({})", name_,
+                            fmt::join(learned_roles(), ", ")));
+  return pieces;
+}
+
+std::array<std::vector<TemplatePiece>, 2> ChatTemplate::render_pair(const JsonCursor& line) const {
+  return {render_answer(line, "chosen"), render_answer(line, "rejected")};
+}
+
+/// The messages at the begin of a pair's answers that both have.
+static std::int64_t common_turns(const JsonCursor& chosen, const JsonCursor& rejected) {
+  std::int64_t common = 0;
+  const nlohmann::json &a = chosen.raw(), &b = rejected.raw();
+  while (common < chosen.size() && common < rejected.size() &&
+         a[static_cast<std::size_t>(common)] == b[static_cast<std::size_t>(common)])
+    ++common;
+  return common;
+}
+
+std::vector<TemplatePiece> ChatTemplate::render_answer(const JsonCursor& line,
+                                                       const std::string& answer) const {
+  std::vector<TemplatePiece> pieces;
+  const JsonCursor said = line[answer];
+  if (roles_.empty()) {
+    if (said.text().empty()) said.fail("an answer that says nothing");
+    add_parts(line, answer, pieces);
+    return pieces;
+  }
+  Turns all(*this, line, pieces);
+  std::int64_t of_prompt = 0;  // messages of the answer
+  if (const auto prompt = line.find("prompt"); prompt && prompt->is_text()) {
+    all.add(role_named("user"), prompt->text(), *prompt, true);
+  } else if (prompt) {
+    if (!prompt->is_array() || prompt->size() == 0) prompt->expected("a text or messages");
+    prompt->for_each_item([&](const JsonCursor& turn) { all.add(turn, true); });
+  } else if (line["chosen"].is_array() && line["rejected"].is_array()) {
+    of_prompt = common_turns(line["chosen"], line["rejected"]);
+    if (of_prompt == 0)
+      line.fail("\"prompt\" is missing, and the answers have no message in common at their begin");
+  } else {
+    line.fail("\"prompt\" is missing");
+  }
+  if (said.is_text()) {
+    all.add(role_named("assistant"), said.text(), said, false);
+  } else {
+    if (!said.is_array()) said.expected("a text or messages");
+    std::int64_t turn = 0;
+    said.for_each_item([&](const JsonCursor& each) { all.add(each, turn++ < of_prompt); });
+  }
+  all.finish(said);
+  if (!all.says_something())
+    said.fail("an answer that says nothing: the assistant has no turn in it, or an empty one");
   return pieces;
 }
 
 void ChatTemplate::add(const Text& text, bool learned, const JsonCursor& line,
-                       std::vector<TemplatePiece>& pieces) const {
+                       std::vector<TemplatePiece>& pieces, const std::string& answer) const {
   for (const Token& token : text) {
+    const auto id = token.kind == Token::Kind::special ? ids_.find(token.text) : ids_.end();
     switch (token.kind) {
       case Token::Kind::text: pieces.push_back({token.text, std::nullopt, learned}); break;
-      case Token::Kind::special: pieces.push_back({"", ids_.at(token.text), learned}); break;
+      case Token::Kind::special:
+        if (id == ids_.end()) {  // an optional one that the tokenizer does not have
+          pieces.push_back({token.text, std::nullopt, learned});
+        } else {
+          pieces.push_back({"", id->second, learned});
+        }
+        break;
       case Token::Kind::eos: pieces.push_back({"", eos_, learned}); break;
       case Token::Kind::member:
-        pieces.push_back({line[token.text].text(), std::nullopt, learned});
+        pieces.push_back(
+            {line[learned && !answer.empty() ? answer : token.text].text(), std::nullopt, learned});
         break;
     }
   }
 }
 
-void ChatTemplate::add_turn(const JsonCursor& turn, std::vector<TemplatePiece>& pieces) const {
-  const bool shared = turn.find("from").has_value();  // ShareGPT's names
-  const Role& role = role_of(turn[shared ? "from" : "role"]);
-  const std::string& content = turn[shared ? "value" : "content"].text();
-  add(role.before, false, turn, pieces);
-  pieces.push_back({std::string(trim_ ? trimmed(content) : content), std::nullopt, role.learned});
-  add(role.end, role.learned, turn, pieces);
-  add(role.after, false, turn, pieces);
+std::vector<std::string> ChatTemplate::learned_roles() const {
+  std::vector<std::string> names;
+  for (const auto& [name, role] : roles_)
+    if (role.learned) names.push_back(name);
+  return names;
+}
+
+const ChatTemplate::Role* ChatTemplate::find_role(const std::string& name) const {
+  const auto found = roles_.find(name);
+  return found == roles_.end() ? nullptr : &found->second;
+}
+
+const ChatTemplate::Role& ChatTemplate::role_named(const std::string& name) const {
+  const Role* role = find_role(name);
+  if (role == nullptr || role->learned != (name == "assistant")) {
+    throw DeckError(fmt::format(
+        "--chat {}: it has no roles user and assistant, of which the latter is learned: give "
+        "prompt and answers as messages",
+        name_));
+  }
+  return *role;
 }
 
 const ChatTemplate::Role& ChatTemplate::role_of(const JsonCursor& name) const {
   std::string role = name.text();
   if (role == "human") role = "user";
   if (role == "gpt") role = "assistant";
-  const auto found = roles_.find(role);
-  if (found != roles_.end()) return found->second;
+  if (const Role* found = find_role(role)) return *found;
   std::vector<std::string> known;
   for (const auto& [each, _] : roles_) known.push_back(each);
   name.fail(fmt::format("{} is no role of the template {}; allowed: {}", name.shown(), name_,
                         fmt::join(known, ", ")));
 }
 
-void ChatTemplate::add_parts(const JsonCursor& line, std::vector<TemplatePiece>& pieces) const {
+void ChatTemplate::add_parts(const JsonCursor& line, const std::string& answer,
+                             std::vector<TemplatePiece>& pieces) const {
   for (const Part& part : parts_) {
     if (part.if_member && !has_text(line, *part.if_member)) continue;
     if (part.unless_member && has_text(line, *part.unless_member)) continue;
-    add(part.text, part.learned, line, pieces);
+    add(part.text, part.learned, line, pieces, answer);
   }
 }
 

@@ -7,9 +7,13 @@
 //              "assistant": {"before": "<|im_start|>assistant\n", "end": "<|im_end|>",
 //                            "after": "\n", "learned": true}}}
 //
-// What a learned role says, its content and "end", counts as target of the loss, and nothing else.
-// For other lines than conversations there are "parts" in place of "begin", "end", "trim" and
-// "roles":
+// What a learned role says, its content between "begin" and "end", counts as target of the loss,
+// and nothing else. "optional_tokens" are special tokens where the tokenizer has them, else text.
+// "alternates": true allows a system turn at the begin alone, and then turns of which every second
+// one is learned. A role with "joins": true, such as a system prompt of Gemma's, has no turn of its
+// own: what it says, between "before" and "after" and never trimmed, goes before the content of the
+// turn behind it. For other lines than conversations there are "parts" in place of "begin", "end",
+// "trim" and "roles":
 //
 //   {"special_tokens": [], "parts": [{"text": "Question: {question}\n"},
 //                                    {"text": "Hint: {hint}\n", "if": "hint"},
@@ -18,8 +22,15 @@
 // {NAME} is the string of that name in the line; a part with "if" (or "unless") is there only where
 // the line has (or has not) such a string that is not empty. {eos}, in both kinds, is the token
 // that ends documents; {{ and }} are braces.
+//
+// A line may also be a pair of answers to one prompt, {"prompt": ..., "chosen": ..., "rejected":
+// ...}, which becomes two documents. Of conversations the prompt is a text, which the user says, or
+// an array of messages, and an answer a text, which the assistant says, or an array of messages;
+// without a prompt it is what both answers have in common at their begin. For "parts" an answer
+// takes the place of what learned parts name. Of a pair only the answers are learned.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -41,9 +52,13 @@ struct TemplatePiece {
 
 class ChatTemplate {
  public:
-  /// "chatml", "llama3", "plain", "alpaca", "completion", or a JSON file. DeckError for another
+  /// One of names(), or a JSON file. DeckError for another
   /// word, DataError, naming file and place, for a file that is no template.
   static ChatTemplate open(const std::string& name);
+  static std::vector<std::string_view> names();
+  /// Which of these makes the tokens of a chat_template, the Jinja text of a tokenizer_config.json,
+  /// wherever that makes any; nothing for a text that is not known.
+  static std::optional<std::string_view> recognised(std::string_view jinja);
 
   /// The special token that ends what is learned, where one does.
   std::optional<std::string> learned_end() const;
@@ -56,8 +71,12 @@ class ChatTemplate {
   /// Whether it reads conversations, turn by turn, rather than fields that it names.
   bool has_turns() const { return !roles_.empty(); }
   std::vector<TemplatePiece> render(const JsonCursor& line, const std::string& field) const;
+  /// A line with a pair of answers: what its prompt makes with the chosen one, and with the
+  /// rejected one. DataError as of render(), and for answers that say nothing.
+  std::array<std::vector<TemplatePiece>, 2> render_pair(const JsonCursor& line) const;
 
  private:
+  class Turns;
   struct Token {  // of a string of the template
     enum class Kind { text, special, member, eos };
     Kind kind = Kind::text;
@@ -65,8 +84,9 @@ class ChatTemplate {
   };
   using Text = std::vector<Token>;
   struct Role {
-    Text before, end, after;
+    Text before, begin, end, after;
     bool learned = false;
+    bool joins = false;  // the turn behind it
   };
   struct Part {
     Text text;
@@ -83,16 +103,22 @@ class ChatTemplate {
   template <typename Visit>
   void for_each_text(const Visit& visit) const;
 
+  /// `answer` as in add_parts().
   void add(const Text& text, bool learned, const JsonCursor& line,
-           std::vector<TemplatePiece>& pieces) const;
-  void add_turn(const JsonCursor& turn, std::vector<TemplatePiece>& pieces) const;
-  void add_parts(const JsonCursor& line, std::vector<TemplatePiece>& pieces) const;
+           std::vector<TemplatePiece>& pieces, const std::string& answer = {}) const;
+  /// `answer`: the member that stands for those of learned parts; empty: themselves.
+  void add_parts(const JsonCursor& line, const std::string& answer,
+                 std::vector<TemplatePiece>& pieces) const;
+  std::vector<TemplatePiece> render_answer(const JsonCursor& line, const std::string& answer) const;
   const Role& role_of(const JsonCursor& name) const;
+  const Role& role_named(const std::string& name) const;
+  const Role* find_role(const std::string& name) const;
+  std::vector<std::string> learned_roles() const;
 
   std::string name_;
-  std::vector<std::string> special_;
+  std::vector<std::string> special_, optional_;
   Text begin_, end_;
-  bool trim_ = false;
+  bool trim_ = false, alternates_ = false;
   std::map<std::string, Role> roles_;  // of conversations
   std::vector<Part> parts_;            // of other lines
   std::map<std::string, std::int32_t> ids_;

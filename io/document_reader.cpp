@@ -176,6 +176,13 @@ class DocumentReader {
     std::vector<TemplatePiece> pieces;
     std::vector<std::string> words;
     std::string text;  // of words
+    if (rules_.pairs) {
+      for (const auto& answer : rules_.chat->render_pair(object.root())) {
+        document.pieces = answer;
+        document_(document);
+      }
+      return;
+    }
     if (rules_.chat) {
       pieces = rules_.chat->render(object.root(), rules_.field);
       document.pieces = pieces;

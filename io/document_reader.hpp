@@ -41,6 +41,7 @@ struct DocumentRules {
   std::string label_key = {};          // the member
   bool special_tokens = false;         // text gets what the tokenizer's post-processor adds
   const ChatTemplate* chat = nullptr;  // what makes documents of JSON lines that are not text
+  bool pairs = false;  // with it: a line is a pair of answers, which becomes two documents
 };
 
 /// A document, as long as its visitor is called.

@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "io/file.hpp"
+#include "io/token_pairs.hpp"
 #include "io/token_targets.hpp"
 #include "io/tokenizer_files.hpp"
 #include "io/tokenizer_json.hpp"
@@ -123,6 +124,7 @@ TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& p
                              const TokenizeProgress& progress, const DocumentRules& rules)
     : prefix_(prefix),
       index_(part.index),
+      pairs_(rules.pairs),
       tokens_(prefix, token_type(tokenizer.vocab()), part.index) {
   if (rules.labels != LabelSource::none) {
     labels_as_ = {.key = rules.labels == LabelSource::folder ? "folder" : rules.label_key,
@@ -151,6 +153,8 @@ void TokenizedPart::encode(const Document& document, Tokenizer& tokenizer,
   out.ids.clear(), out.marks.clear(), out.word_of.clear();
   if (!document.pieces.empty()) {
     encode_pieces(document.pieces, tokenizer, out.ids, out.marks);
+    if (rules.pairs && std::ranges::find(out.marks, 1) == out.marks.end())
+      throw DataError("an answer has no tokens, so there is nothing to compare");
   } else if (!document.words.empty()) {
     encode_words(document.words, tokenizer, rules.special_tokens, out.ids, out.word_of);
   } else {
@@ -201,6 +205,7 @@ TokenizeSummary TokenizedPart::place(std::span<const PartFindings> all,
                                 megatron_bin(prefix_).string()));
   }
   TokenizeSummary summary{.documents = whole.documents, .tokens = whole.elements};
+  if (pairs_) summary.pairs = whole.documents / 2;
   if (targets_) {
     if (targets == 0)
       throw DataError("no document of the inputs has anything that the template learns");
@@ -247,11 +252,13 @@ void TokenizedPart::publish(const Tokenizer& tokenizer, const TokenizeSummary& s
   forget_tokenizer(tokenizer_beside(prefix_));
   forget_targets(prefix_);
   forget_labels(prefix_);
+  forget_pairs(prefix_);
   if (targets_) targets_->publish();
   if (labels_) {
     labels_->publish();
     write_label_names(label_names_file(prefix_), *summary.labels);
   }
+  if (summary.pairs) write_pairs(prefix_, *summary.pairs);
   keep_tokenizer(tokenizer_beside(prefix_), tokenizer);
   tokens_.publish();
 }

@@ -52,6 +52,7 @@ struct TokenizeSummary {
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
   std::optional<std::int64_t> targets;  // tokens that count, where there is a template
+  std::optional<std::int64_t> pairs;    // of documents, where the rules make such
   std::optional<LabelNames> labels;
 };
 
@@ -90,6 +91,7 @@ class TokenizedPart {
 
   std::filesystem::path prefix_;
   std::int64_t index_;
+  bool pairs_;
   LabelNames labels_as_;  // all but the names
   std::int64_t targets_found_ = 0;
   LabelsFound labels_found_;

@@ -86,6 +86,13 @@ fs::path tokenizer_config_of(const fs::path& tokenizer_json) {
   return name + "_config.json";
 }
 
+std::optional<std::string> chat_template_of(const fs::path& tokenizer_json) {
+  const auto config = config_beside(tokenizer_json);
+  const auto jinja = config ? config->root().find("chat_template") : std::nullopt;
+  if (!jinja || !jinja->is_text()) return std::nullopt;  // or several, by name
+  return jinja->text();
+}
+
 Tokenizer open_kept_tokenizer(const fs::path& tokenizer_json) {
   Tokenizer tokenizer = Tokenizer::open(tokenizer_json);
   take_stated_end(tokenizer, tokenizer_json);

@@ -16,6 +16,8 @@ namespace tessera::io {
 std::filesystem::path tokenizer_beside(const std::filesystem::path& prefix);
 /// What says how documents end, of a tokenizer.json.
 std::filesystem::path tokenizer_config_of(const std::filesystem::path& tokenizer_json);
+/// The Jinja text of its chat_template, where that says one.
+std::optional<std::string> chat_template_of(const std::filesystem::path& tokenizer_json);
 
 /// A tokenizer.json with the end of documents that its tokenizer_config.json states, where it does.
 /// DataError for files that cannot be used.

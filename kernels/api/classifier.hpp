@@ -129,13 +129,14 @@ inline void check(const ClassifyLoss& a) {
 }
 
 /// A part's logits become their gradient times `scale`, which without LossTerms is (exp(logit -
-/// lse) - onehot) * scale; 0 in padding and in rows whose target is ignored.
+/// lse) - onehot) * scale; 0 in padding and in rows whose target is ignored. Each row may have a
+/// scale of its own.
 struct ClassifyGradient {
   static constexpr const char* kName = "classify_gradient";
   View logits;   // (rows, Vp), compute type, changed in place
   View targets;  // (rows) i32
   View lse;      // (rows) f32
-  View scale;    // (1) f32
+  View scale;    // (1) f32, or (rows)
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;
   float soft_cap = 0;  // 0: none
@@ -152,7 +153,7 @@ struct ClassifyGradient {
 inline void check(const ClassifyGradient& a) {
   check_part(a);
   check_flat({a.lse}, DType::f32, a.logits.rows());
-  check_flat({a.scale}, DType::f32, 1);
+  check_flat({a.scale}, DType::f32, a.scale.elements() == 1 ? 1 : a.logits.rows());
   check_terms(a.terms);
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/orthogonal.hpp"
 #include "kernels/api/pool.hpp"
+#include "kernels/api/preference.hpp"
 #include "kernels/api/quantize.hpp"
 #include "kernels/api/rope.hpp"
 
@@ -46,6 +47,7 @@ namespace tessera::kernels {
   F(ClassifyPart) \
   F(ClassifyLoss) \
   F(ClassifyGradient) \
+  F(PreferenceLoss) \
   F(SoftCap) \
   F(Confusion) \
   F(Pool) \

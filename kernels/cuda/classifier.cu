@@ -99,6 +99,7 @@ void run(const ClassifyGradient& a, const Context& context) {
                      .targets = a.targets.as<std::int32_t>(),
                      .lse = a.lse.as<float>(),
                      .scale = a.scale.as<float>(),
+                     .one_scale = a.scale.elements() == 1,
                      .first_token = a.first_token,
                      .tokens = tokens_here(a),
                      .soft_cap = a.soft_cap,

@@ -274,6 +274,7 @@ struct ClassifyGradientRun {
   Rows<T> logits;
   const std::int32_t* targets;
   const float *lse, *scale;
+  bool one_scale;  // for all rows
   std::int64_t first_token, tokens;
   float soft_cap;
   LossSlope slope;
@@ -282,7 +283,7 @@ struct ClassifyGradientRun {
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
     T* x = logits[r] + c;
     const std::int64_t target = targets[r], hit = target - first_token - c;
-    const float row_lse = lse[r], factor = *scale;
+    const float row_lse = lse[r], factor = scale[one_scale ? 0 : r];
     const auto softmax = static_cast<float>(slope.of_softmax(static_cast<double>(row_lse)));
     const Cap<kCapped> cap(soft_cap);
     float v[V], d[V];

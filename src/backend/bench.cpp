@@ -428,6 +428,22 @@ class Bench {
         ClassifyGradient{
             .logits = logits, .targets = targets, .lse = lse, .scale = scale, .vocab = vocab},
         text(logits));
+    pairs(targets, losses, scale);
+  }
+
+  /// Each half of the targets is a sample.
+  void pairs(const View& targets, const View& losses, const View& scale) {
+    BenchMemory memory(tier_);
+    const std::int64_t half = targets.cols() / 2;
+    row(PreferenceLoss{.target_losses = losses.range(0, 2 * half).reshaped({2, half}),
+                       .targets = targets.range(0, 2 * half),
+                       .reference = memory.zeros(DType::f64, {2}),
+                       .scale = scale,
+                       .losses = memory.zeros(DType::f32, {2}),
+                       .slopes = memory.zeros(DType::f32, {2 * half}),
+                       .statistics = memory.zeros(DType::f32, {kPreferenceStats}),
+                       .terms = {PreferenceKind::dpo, 0.1F, 0}},
+        text(losses));
   }
 
   void flat() {

@@ -8,17 +8,24 @@
 
 namespace tessera::data {
 
-BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
+DocumentRule document_rule(const deck::Deck& deck) {
   constexpr std::int64_t kPadding = 64;  // tokens that see each other for nothing
-  BatchRules rules{.documents = {.separate = deck.data.documents == deck::Documents::separate,
-                                 .positions = deck.data.positions == deck::Positions::document,
-                                 .whole = deck.batch.token_budget.has_value(),
-                                 .longest = std::min(deck.model.context, kPadding)},
-                   .masking = {},
-                   .labels = {}};
+  DocumentRule rule{.separate = deck.data.documents == deck::Documents::separate,
+                    .positions = deck.data.positions == deck::Positions::document,
+                    .whole = deck.batch.token_budget || deck::has_pairs(deck.task.kind),
+                    .longest = std::min(deck.model.context, kPadding),
+                    .separator = {}};
+  if (deck.data.separator) rule.separator = static_cast<std::int32_t>(*deck.data.separator);
+  return rule;
+}
+
+BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
+  BatchRules rules{.documents = document_rule(deck), .masking = {}, .labels = {}, .references = {}};
   if (deck.task.labels) rules.labels = std::make_shared<LabelledDocuments>(corpus, deck.task);
-  if (deck.data.separator)
-    rules.documents.separator = static_cast<std::int32_t>(*deck.data.separator);
+  if (deck::has_pairs(deck.task.kind)) {
+    rules.pairs = true;
+    rules.references = std::make_shared<References>(open_references(deck, corpus));
+  }
   if (deck.task.kind == deck::TaskKind::mlm) {
     rules.masking =
         MaskRule{.share = deck.task.masked.value_or(0),
@@ -45,10 +52,19 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       step.counted.push_back(std::ranges::count_if(std::span(step.targets).subspan(before),
                                                    [](std::int32_t t) { return t >= 0; }));
       step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
+      if (references_) step.reference.push_back(tokens.empty() ? 0 : references_->at(tokens.begin));
+      if (pairs_ && sample % 2 == 1) count_pair(step);
     }
   }
   step.keep_chunks(documents_.positions);
   return step;
+}
+
+/// The last two samples are a pair.
+void Batches::count_pair(StepTokens& step) const {
+  std::int64_t &rejected = step.counted.back(), &chosen = *(step.counted.end() - 2);
+  chosen = chosen + rejected > 0 ? 1 : 0;
+  rejected = 0;
 }
 
 /// Adds a sample as a sequence of `length` tokens, and as targets those that follow them, or those
@@ -190,6 +206,7 @@ void Batches::begin_blank(const BatchShare& share) {
   current_.samples.resize(static_cast<std::size_t>(sequences));
   current_.counted.resize(current_.samples.size());
   current_.tallies.resize(current_.samples.size());
+  if (references_) current_.reference.resize(current_.samples.size());
   for (std::int64_t i = 0; documents_.separate && i < sequences; ++i) {
     std::vector<std::int64_t> ends;
     add_padding(ends, 0, share.sequence);
@@ -265,6 +282,7 @@ void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
   copy(documents, views.documents);
   copy(tallies, views.tallies);
   copy(positions, views.positions);
+  copy(reference, views.reference);
 }
 
 }  // namespace tessera::data

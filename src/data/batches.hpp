@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "data/labels.hpp"
+#include "data/pairs.hpp"
 #include "data/samples.hpp"
 #include "io/token_files.hpp"
 #include "plan/passes/make_plan.hpp"
@@ -65,8 +66,14 @@ struct BatchRules {
   /// A sample is a document, whose label is its only target, or whose words' labels are those of
   /// their first tokens.
   std::shared_ptr<const LabelledDocuments> labels;
+  /// Samples 2 i and 2 i + 1 are a pair of answers, which has one loss: what is counted are pairs,
+  /// each with its chosen sample.
+  bool pairs = false;
+  std::shared_ptr<const References> references;  // of pairs that are compared
 };
-/// DataError where `corpus` lacks labels that the deck's task needs.
+/// How the deck has documents in sequences.
+DocumentRule document_rule(const deck::Deck& deck);
+/// DataError where `corpus` lacks labels that the deck's task needs, and as open_references() does.
 BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus);
 
 /// A rank's part of a step, in the order in which its micro-batches have it.
@@ -79,6 +86,7 @@ struct StepTokens {
   std::vector<std::int64_t> samples;    // per sample, its number
   std::vector<std::int64_t> counted;    // per sample, how many targets count
   std::vector<std::int32_t> tallies;    // per sample, which tally it counts in
+  std::vector<double> reference;        // per sample, its log p under the reference model, if any
   std::vector<std::int32_t> positions;  // per chunk (T, 2), where sequences are cut
 
   /// How many targets count.
@@ -102,7 +110,9 @@ class Batches {
         tokens_of_(std::move(tokens_of)),
         documents_(rules.documents),
         masking_(rules.masking),
-        labels_(rules.labels) {}
+        labels_(rules.labels),
+        pairs_(rules.pairs),
+        references_(rules.references) {}
 
   /// Starts reading the step whose first global sample is `first`.
   void prefetch(std::int64_t first, const BatchShare& share);
@@ -116,6 +126,7 @@ class Batches {
 
  private:
   StepTokens read(std::int64_t first, const BatchShare& share) const;
+  void count_pair(StepTokens& step) const;
   void read_sequence(std::int64_t sample, Range tokens, std::int64_t length,
                      StepTokens& step) const;
   void read_document(Range tokens, std::int64_t length, StepTokens& step) const;
@@ -129,6 +140,8 @@ class Batches {
   DocumentRule documents_;
   std::optional<MaskRule> masking_;
   std::shared_ptr<const LabelledDocuments> labels_;
+  bool pairs_ = false;
+  std::shared_ptr<const References> references_;
   StepTokens current_;
   std::future<StepTokens> pending_;
   std::jthread reader_;  // last: it uses the others

@@ -2,6 +2,7 @@
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
+#include "data/pairs.hpp"
 #include "data/samples.hpp"
 #include "optim/timeline.hpp"
 
@@ -57,7 +58,7 @@ CorpusKey training_key(const deck::Deck& deck) {
 }
 
 CorpusKey validation_key(const deck::Deck& deck) {
-  const bool any_number = deck::has_classes(deck.task.kind);  // the last batch is padded
+  const bool any_number = deck::one_document_each(deck.task.kind);  // the last batch is padded
   return {"data.validation", deck.data.validation,
           any_number ? 1 : optim::Timeline(deck.batch, 0).global(1), true};
 }
@@ -74,6 +75,7 @@ std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, con
     throw;
   }
   check_documents(loaded, key, *corpus);
+  if (deck::has_pairs(loaded.deck.task.kind)) check_pairs(loaded.deck, *corpus, key.name);
   if (!key.apart) check_length(loaded, key, key.name, *corpus, {0, corpus->tokens()});
   for (std::size_t i = 0; key.apart && i < key.entries.size(); ++i) {
     check_length(loaded, key, fmt::format("{} in {}", key.entries[i], key.name), *corpus,

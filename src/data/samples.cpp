@@ -55,14 +55,13 @@ Sequences Sequences::of_documents(const io::TokenCorpus& corpus, Range tokens, s
 
 Sequences Sequences::of_each_document(const io::TokenCorpus& corpus, Range tokens,
                                       std::int64_t longest, deck::Overlong overlong,
-                                      const std::string& name) {
+                                      const std::string& name, const char* remedy) {
   Sequences all(tokens, longest);
   std::int64_t begin = tokens.begin;
   for_each_document_end(corpus, tokens, [&](std::int64_t end) {
     if (end - begin > longest && overlong == deck::Overlong::refuse) {
       throw too_long(name, std::ssize(all.ends_) + 1, {begin - tokens.begin, end - tokens.begin},
-                     longest, "batch.sequence",
-                     "give a larger one, or task.overlong = \"cut\" to leave out its end");
+                     longest, "batch.sequence", remedy);
     }
     all.ends_.push_back(end);
     begin = end;
@@ -87,8 +86,13 @@ Range Sequences::operator[](std::int64_t sequence) const {
 Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
                        const std::string& name) {
   if (deck::has_classes(deck.task.kind)) {
-    return Sequences::of_each_document(corpus, tokens, deck.batch.sequence, *deck.task.overlong,
-                                       name);
+    return Sequences::of_each_document(
+        corpus, tokens, deck.batch.sequence, *deck.task.overlong, name,
+        "give a larger one, or task.overlong = \"cut\" to leave out its end");
+  }
+  if (deck::has_pairs(deck.task.kind)) {
+    return Sequences::of_each_document(corpus, tokens, deck.batch.sequence, deck::Overlong::refuse,
+                                       name, "give a larger one, or shorten what it was made of");
   }
   const auto& budget = deck.batch.token_budget;
   if (!budget) return Sequences(tokens, deck.batch.sequence);
@@ -111,6 +115,11 @@ std::vector<Sequences> training_sequences(const io::TokenCorpus& corpus, const d
   return all;
 }
 
+/// So many samples that follow one another stay together, whatever the order of the others.
+std::int64_t samples_together(const deck::Deck& deck) {
+  return deck::has_pairs(deck.task.kind) ? 2 : 1;
+}
+
 /// Sequences that a corpus has in one epoch.
 double in_epoch(const Sequences& sequences, const deck::DataEntry& entry) {
   return entry.epochs.value_or(1) * static_cast<double>(sequences.count());
@@ -119,16 +128,17 @@ double in_epoch(const Sequences& sequences, const deck::DataEntry& entry) {
 SampleTokens mixed_samples(std::vector<Sequences> parts, const deck::Deck& deck) {
   std::vector<double> shares;
   std::vector<io::Sampler> orders;
+  const std::int64_t together = samples_together(deck);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const deck::DataEntry& entry = deck.data.train[i];
     shares.push_back(entry.weight.value_or(in_epoch(parts[i], entry)));
-    orders.emplace_back(parts[i].count(), Hasher().add(deck.run.seed).add(i).value(),
+    orders.emplace_back(parts[i].count() / together, Hasher().add(deck.run.seed).add(i).value(),
                         deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no);
   }
-  return [mixture = Mixture(shares), parts = std::move(parts),
-          orders = std::move(orders)](std::int64_t sample) {
-    const auto [which, of_corpus] = mixture.place_of(sample);
-    return parts[which][orders[which].sequence_of(of_corpus)];
+  return [mixture = Mixture(shares), parts = std::move(parts), orders = std::move(orders),
+          together](std::int64_t sample) {
+    const auto [which, of_corpus] = mixture.place_of(sample / together);
+    return parts[which][together * orders[which].sequence_of(of_corpus) + sample % together];
   };
 }
 
@@ -179,8 +189,11 @@ SampleTokens training_samples(const io::TokenCorpus& corpus, const deck::Deck& d
   }
   auto parts = training_sequences(corpus, deck);
   if (is_mixture(deck.data)) return mixed_samples(std::move(parts), deck);
-  return [all = parts[0], order = io::Sampler(parts[0].count(), seed, shuffle)](
-             std::int64_t sample) { return all[order.sequence_of(sample)]; };
+  const std::int64_t together = samples_together(deck);
+  return [all = parts[0], order = io::Sampler(parts[0].count() / together, seed, shuffle),
+          together](std::int64_t sample) {
+    return all[together * order.sequence_of(sample / together) + sample % together];
+  };
 }
 
 CutAnew::CutAnew(std::int64_t tokens, const optim::Timeline& timeline, std::uint64_t seed,

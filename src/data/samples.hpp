@@ -32,10 +32,12 @@ class Sequences {
   static Sequences of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
                                 std::int64_t longest, const std::string& name);
   /// Of one document each, of which `longest` tokens are taken; DataError for one that has more,
-  /// unless they may be cut.
+  /// unless they may be cut,
+  /// with what may be done about it.
   static Sequences of_each_document(const io::TokenCorpus& corpus, Range tokens,
                                     std::int64_t longest, deck::Overlong overlong,
-                                    const std::string& name);
+                                    const std::string& name,
+                                    const char* remedy = "give a larger one");
 
   std::int64_t count() const;
   Range operator[](std::int64_t sequence) const;

@@ -129,7 +129,8 @@ class Checker : DeckChecker {
               "data.positions be \"sequence\")");
     }
     if (usable({"task.kind", "batch.sequence", "model.rope_original_context"}) &&
-        has_classes(deck_.task.kind) && deck_.batch.sequence > deck_.model.rope_original_context) {
+        one_document_each(deck_.task.kind) &&
+        deck_.batch.sequence > deck_.model.rope_original_context) {
       problem("model.rope_scaling",
               fmt::format("model.rope_scaling = \"dynamic\" does not go with task.kind = \"{}\" "
                           "and batch.sequence = {}: a document would have other frequencies beside "

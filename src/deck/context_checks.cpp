@@ -108,9 +108,10 @@ class ContextChecker : DeckChecker {
 
   void others() {
     not_with(cuts(), "task.kind",
-             usable({"task.kind"}) && has_classes(deck_.task.kind) &&
-                 deck_.task.kind != TaskKind::tokens,
-             "a pooled output needs a whole sequence", "use one context rank");
+             usable({"task.kind"}) &&
+                 ((has_classes(deck_.task.kind) && deck_.task.kind != TaskKind::tokens) ||
+                  has_pairs(deck_.task.kind)),
+             "its loss is of a whole sequence", "use one context rank");
     not_with(
         cuts(), "moe.aux_loss",
         usable({"moe.aux_loss"}) && deck_.model.moe.experts > 0 && deck_.model.moe.aux_loss > 0,

@@ -103,20 +103,16 @@ class DataChecker : DeckChecker {
                          : "each token would see its target",
                   enum_word(wanted)));
     }
-    const auto idle_unless = [&](bool used, const char* key, bool given) {
-      if (used || !given) return;
-      problem(key, fmt::format("{} has no effect with task.kind = \"{}\" (leave it out)", key,
-                               enum_word(task.kind)));
-    };
-    idle_unless(masked, "task.masked", task.masked.has_value());
-    idle_unless(masked, "task.mask_token", task.mask_token.has_value());
-    idle_unless(masked, "task.never_masked", !task.never_masked.empty());
-    idle_unless(classes, "task.labels", task.labels.has_value());
-    idle_unless(task.kind == TaskKind::classify, "task.pooling", task.pooling.has_value());
-    idle_unless(classes, "task.overlong", task.overlong.has_value());
+    idle_with_kind(masked, "task.masked", task.masked.has_value());
+    idle_with_kind(masked, "task.mask_token", task.mask_token.has_value());
+    idle_with_kind(masked, "task.never_masked", !task.never_masked.empty());
+    idle_with_kind(classes, "task.labels", task.labels.has_value());
+    idle_with_kind(task.kind == TaskKind::classify, "task.pooling", task.pooling.has_value());
+    idle_with_kind(classes, "task.overlong", task.overlong.has_value());
     initial_head();
     if (masked) masked_tokens();
     if (classes) classification();
+    pairs();
     const ModelSection& m = deck_.model;
     const bool dense = usable({"model.head_hidden"}) && m.head_hidden > 0;
     needs("model.head_norm", m.head_norm, dense, "model.head_hidden");
@@ -200,11 +196,6 @@ class DataChecker : DeckChecker {
   /// A document is a sample, followed by padding.
   void classification() {
     const TaskKind kind = deck_.task.kind;
-    const auto refuse = [&](const char* key, bool given, const char* why) {
-      if (usable({key}) && given)
-        problem(key, fmt::format("{} does not go with task.kind = \"{}\": {}", key, enum_word(kind),
-                                 why));
-    };
     if (usable({"task.labels"}) && !deck_.task.labels) {
       problem("task.labels",
               fmt::format("task.labels is missing: task.kind = \"{}\" needs the number of classes, "
@@ -212,20 +203,76 @@ class DataChecker : DeckChecker {
                           enum_word(kind)));
     }
     if (kind == TaskKind::tokens) count_targets_first();
-    refuse("task.pooling", kind == TaskKind::classify && deck_.task.pooling == Pooling::none,
-           "a document has one class (give mean, first or last)");
-    refuse("data.documents", deck_.data.documents != Documents::separate,
-           "a sample is a document (leave it out)");
-    refuse("data.separator", deck_.data.separator.has_value(),
-           "documents and their labels are those of the .idx (leave it out)");
-    refuse("batch.token_budget", deck_.batch.token_budget.has_value(),
-           "a sample is one document (leave it out, and give batch.micro)");
-    refuse("batch.curriculum", !deck_.batch.curriculum.empty(),
-           "its labels are of all of it (leave it out)");
-    refuse("model.tied_embeddings", deck_.model.tied_embeddings,
-           "outputs are classes, not tokens (leave it out)");
-    refuse("model.logit_soft_cap", deck_.model.logit_soft_cap > 0,
-           "it is of tokens' logits (leave it out)");
+    refuse_with_kind("task.pooling",
+                     kind == TaskKind::classify && deck_.task.pooling == Pooling::none,
+                     "a document has one class (give mean, first or last)");
+    one_document();
+    refuse_with_kind("model.tied_embeddings", deck_.model.tied_embeddings,
+                     "outputs are classes, not tokens (leave it out)");
+    refuse_with_kind("model.logit_soft_cap", deck_.model.logit_soft_cap > 0,
+                     "it is of tokens' logits (leave it out)");
+  }
+
+  void idle_with_kind(bool used, const char* key, bool given) {
+    if (used || !given) return;
+    problem(key, fmt::format("{} has no effect with task.kind = \"{}\" (leave it out)", key,
+                             enum_word(deck_.task.kind)));
+  }
+
+  void refuse_with_kind(const char* key, bool given, const char* why) {
+    if (usable({key}) && given) {
+      problem(key, fmt::format("{} does not go with task.kind = \"{}\": {}", key,
+                               enum_word(deck_.task.kind), why));
+    }
+  }
+
+  /// Two documents that follow one another are compared.
+  void pairs() {
+    const TaskSection& task = deck_.task;
+    const bool compared = has_pairs(task.kind);
+    idle_with_kind(compared, "task.beta", task.beta.has_value());
+    idle_with_kind(compared, "task.reference", task.reference.has_value());
+    if (!compared) return;
+    const auto missing = [&](const char* key, bool given, const char* why) {
+      if (usable({key}) && !given) {
+        problem(key, fmt::format("{} is missing: task.kind = \"{}\" {}", key, enum_word(task.kind),
+                                 why));
+      }
+    };
+    missing("task.reference", task.reference.has_value(),
+            "needs the file that tessera evaluate DECK --reference makes, or its name for that");
+    missing("model.init_from", deck_.model.init_from.has_value(),
+            "begins with a trained model, which is the reference model too");
+    if (usable({"batch.micro"}) && deck_.batch.micro % 2 != 0) {
+      problem("batch.micro",
+              fmt::format("batch.micro = {} is odd, but task.kind = \"{}\" compares samples in "
+                          "pairs, which stay in one micro-batch (give an even one)",
+                          deck_.batch.micro, enum_word(task.kind)));
+    }
+    count_targets_first();
+    refuse_with_kind("task.z_loss", task.z_loss > 0, "losses are of pairs, not of targets");
+    refuse_with_kind("task.label_smoothing",
+                     task.label_smoothing >= (task.kind == TaskKind::ipo ? 1e-300 : 0.5),
+                     task.kind == TaskKind::ipo ? "it is of dpo (leave it out)"
+                                                : "with half of the preferences wrong there is "
+                                                  "nothing to learn (give less than 0.5)");
+    one_document();
+    refuse_with_kind("moe.aux_loss", deck_.model.moe.experts > 0 && deck_.model.moe.aux_loss > 0,
+                     "losses of routers are beside those of targets, and pairs have none (give 0)");
+    refuse_with_kind("moe.z_loss", deck_.model.moe.experts > 0 && deck_.model.moe.z_loss > 0,
+                     "losses of routers are beside those of targets, and pairs have none (give 0)");
+  }
+
+  /// What does not go with samples of one document each.
+  void one_document() {
+    refuse_with_kind("data.documents", deck_.data.documents != Documents::separate,
+                     "a sample is a document (leave it out)");
+    refuse_with_kind("data.separator", deck_.data.separator.has_value(),
+                     "where documents end, the .idx says (leave it out)");
+    refuse_with_kind("batch.token_budget", deck_.batch.token_budget.has_value(),
+                     "a sample is one document (leave it out, and give batch.micro)");
+    refuse_with_kind("batch.curriculum", !deck_.batch.curriculum.empty(),
+                     "a document is taken whole (leave it out)");
   }
 
   /// A micro-batch of whole documents.

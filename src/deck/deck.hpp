@@ -203,6 +203,8 @@ struct TaskSection {
   std::optional<double> masked;  // of masked tokens
   std::optional<std::int64_t> mask_token;
   std::vector<std::int64_t> never_masked;  // tokens
+  std::optional<double> beta;              // of pairs
+  std::optional<std::string> reference;    // a file of what the reference model says of them
   bool operator==(const TaskSection&) const = default;
 };
 

@@ -133,7 +133,7 @@ class ExpertsChecker : DeckChecker {
                           "these are spread (give 1 or more, or 0 to drop none)",
                           moe_.capacity));
     }
-    const bool padded = has_classes(deck_.task.kind) || deck_.batch.token_budget;
+    const bool padded = one_document_each(deck_.task.kind) || deck_.batch.token_budget;
     if (usable({"task.kind", "batch.token_budget"}) && padded) {
       problem(
           "moe.capacity",

@@ -141,7 +141,7 @@ class Resolver {
     if (open("moe.normalize")) model.moe.normalize = model.moe.top_k > 1;
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
-    if (open("data.documents") && (batch.token_budget || has_classes(loaded_.deck.task.kind)))
+    if (open("data.documents") && (batch.token_budget || one_document_each(loaded_.deck.task.kind)))
       data.documents = Documents::separate;
     derive_task();
     if (open("data.positions")) {
@@ -167,6 +167,7 @@ class Resolver {
   void derive_task() {
     TaskSection& task = loaded_.deck.task;
     if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
+    if (open("task.beta") && has_pairs(task.kind)) task.beta = 0.1;
     if (!has_classes(task.kind)) return;
     if (open("task.pooling") && task.kind == TaskKind::classify) task.pooling = Pooling::mean;
     if (open("task.overlong")) task.overlong = Overlong::refuse;

@@ -475,7 +475,10 @@ constexpr SchemaRow kRows[] = {
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT); or classify: a "
         "document is a sample, whose target is its label; or tokens: it has a target for each of "
-        "its words, the word's label at its first token",
+        "its words, the word's label at its first token; or dpo (Rafailov et al. 2023) or ipo "
+        "(Azar "
+        "et al. 2023): two documents that follow one another are answers to one prompt, of which "
+        "the first is to be preferred, by what task.reference says of them",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels",
@@ -497,7 +500,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::task, &TaskSection::label_smoothing>(
         "task.label_smoothing",
         "s in the training loss of a target, (1 - s) (-log p) + s mean(-log p), the mean over the "
-        "vocabulary (Szegedy et al. 2016); evaluation has none",
+        "vocabulary (Szegedy et al. 2016); evaluation has none. Of dpo: the share of pairs whose "
+        "preference is wrong, below 1/2 (Mitchell 2023, cDPO)",
         {.limits = as_f32(fraction()), .on_resume = event}),
     row<&Deck::task, &TaskSection::z_loss>(
         "task.z_loss",
@@ -517,6 +521,16 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::task, &TaskSection::never_masked>(
         "task.never_masked", "of mlm: tokens that are not chosen, such as those that end documents",
         {.limits = at_least(0), .on_resume = refused}),
+    row<&Deck::task, &TaskSection::beta>(
+        "task.beta",
+        "of dpo and ipo: what log ratios of the model and the reference model are multiplied with; "
+        "the larger, the closer the model stays",
+        {.limits = as_f32(above(0)), .unset = "dpo, ipo: 0.1", .on_resume = event}),
+    row<&Deck::task, &TaskSection::reference>(
+        "task.reference",
+        "of dpo and ipo: the file of what the reference model, that of init_from, says of all "
+        "documents; tessera evaluate DECK --reference makes it",
+        {.unset = "none; dpo and ipo need it"}),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

@@ -46,13 +46,19 @@ enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
 enum class Documents { joined, separate };
-/// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), or the classes
-/// of documents or of their words.
-enum class TaskKind { lm, mlm, classify, tokens };
-/// Whether outputs are classes, and a sample is one document, followed by padding.
+/// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), the classes of
+/// documents or of their words, or which of two answers is preferred (Rafailov et al. 2023; Azar et
+/// al. 2023).
+enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo };
+/// Whether outputs are classes.
 constexpr bool has_classes(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::tokens;
 }
+/// Whether two samples that follow one another are a pair of answers, of which the first is
+/// preferred.
+constexpr bool has_pairs(TaskKind kind) { return kind == TaskKind::dpo || kind == TaskKind::ipo; }
+/// Whether a sample is one document, followed by padding.
+constexpr bool one_document_each(TaskKind kind) { return has_classes(kind) || has_pairs(kind); }
 /// What becomes of documents that are longer than a sequence: they are refused, or lose their end.
 enum class Overlong { refuse, cut };
 enum class Positions { sequence, document };
@@ -152,9 +158,9 @@ struct EnumWords<deck::WholeAttention> {
 template <>
 struct EnumWords<deck::TaskKind> {
   using enum deck::TaskKind;
-  static constexpr std::array table = {std::pair{lm, "lm"}, std::pair{mlm, "mlm"},
-                                       std::pair{classify, "classify"},
-                                       std::pair{tokens, "tokens"}};
+  static constexpr std::array table = {
+      std::pair{lm, "lm"},         std::pair{mlm, "mlm"}, std::pair{classify, "classify"},
+      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"}, std::pair{ipo, "ipo"}};
 };
 template <>
 struct EnumWords<deck::Overlong> {

@@ -88,6 +88,7 @@ struct MicroBatch {
   /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
   /// whose begins positions count. Absent: a sequence is one. The former are of whole sequences.
   View documents, positions;
+  View reference;  // (B) f64, log p of each sample under a reference model; absent: not wanted
   View confusion;  // (outputs, outputs) i64, counts that evaluation adds to; absent: not wanted
 };
 
@@ -193,6 +194,10 @@ class UnitContext {
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;
   kernels::LossTerms loss_terms;  // of what is minimised; evaluation has none
+  /// Where samples are pairs of answers, what their losses are; and where the head puts what it
+  /// says of them beside, (kPreferenceStats, B / 2) f32.
+  kernels::PreferenceTerms preference;
+  View preference_statistics;
   /// The same of routers: z, and what the Switch loss of a sample weighs beside the mean loss of
   /// its targets.
   kernels::RouterTerms router_terms;

@@ -359,24 +359,10 @@ std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h)
   return logits;
 }
 
-/// Losses of some rows; if a scale is given, they are those that are minimised, and logits become
-/// their gradient.
-void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
-              const HeadRows& of, const View& scale) {
+/// Losses of some rows, and the logarithms of their sums of exponentials, of chunks of logits.
+void losses_of_chunks(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
+                      const HeadRows& of, const LossTerms& terms, const View& lse) {
   const TensorRegion& tensor = u.tensor_region();
-  const LossTerms terms = scale ? u.loss_terms : LossTerms{};
-  if (const View& counts = u.micro_batch().confusion)
-    u.run(Confusion{.logits = logits[0], .targets = of.targets, .counts = counts});
-  if (tensor.whole() || c.head.labels > 0) {
-    u.run(Classify{.logits = logits[0],
-                   .targets = of.targets,
-                   .losses = of.losses,
-                   .scale = scale,
-                   .vocab = c.outputs(),
-                   .soft_cap = c.logit_soft_cap,
-                   .terms = terms});
-    return;
-  }
   const std::int64_t rows = of.losses.elements();
   View stats = u.tensor(Keep::transient, DType::f32, {tensor.cut.own(), rows, kPartStats});
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -392,14 +378,19 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
     tensor.run(comm::AllGather{.shard = stats, .full = all});
     stats = all;
   }
-  const View lse = u.tensor(Keep::transient, DType::f32, {rows});
   u.run(ClassifyLoss{.stats = stats,
                      .targets = of.targets,
                      .losses = of.losses,
                      .lse = lse,
                      .vocab = c.vocab,
                      .terms = terms});
-  for (std::size_t i = 0; scale && i < logits.size(); ++i) {
+}
+
+/// Chunks of logits become their gradient; `scale`: one for all rows, or for each its own.
+void gradients_of_chunks(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
+                         const HeadRows& of, const LossTerms& terms, const View& lse,
+                         const View& scale) {
+  for (std::size_t i = 0; i < logits.size(); ++i) {
     u.run(ClassifyGradient{.logits = logits[i],
                            .targets = of.targets,
                            .lse = lse,
@@ -409,6 +400,59 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                            .soft_cap = c.logit_soft_cap,
                            .terms = terms});
   }
+}
+
+/// Losses of some rows; if a scale is given, they are those that are minimised, and logits become
+/// their gradient.
+void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
+              const HeadRows& of, const View& scale) {
+  const LossTerms terms = scale ? u.loss_terms : LossTerms{};
+  if (const View& counts = u.micro_batch().confusion)
+    u.run(Confusion{.logits = logits[0], .targets = of.targets, .counts = counts});
+  if (u.tensor_region().whole() || c.head.labels > 0) {
+    u.run(Classify{.logits = logits[0],
+                   .targets = of.targets,
+                   .losses = of.losses,
+                   .scale = scale,
+                   .vocab = c.outputs(),
+                   .soft_cap = c.logit_soft_cap,
+                   .terms = terms});
+    return;
+  }
+  const View lse = u.tensor(Keep::transient, DType::f32, {of.losses.elements()});
+  losses_of_chunks(u, c, logits, of, terms, lse);
+  if (scale) gradients_of_chunks(u, c, logits, of, terms, lse, scale);
+}
+
+/// What the losses of all targets of pairs leave to the making of gradients.
+struct PairedTargets {
+  View losses, lse;          // of targets, (B T)
+  View slopes;               // (B T), where gradients are made
+  std::vector<View> logits;  // of all rows, where they are in memory at once
+};
+
+/// Losses of pairs: those of all targets first, for a pair's loss is no sum of theirs.
+PairedTargets classify_pairs(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
+                             const View& x, const View& losses) {
+  const MicroBatch& batch = u.micro_batch();
+  const auto of_targets = [&] { return u.tensor(Keep::transient, DType::f32, {x.rows()}); };
+  PairedTargets made{.losses = of_targets(), .lse = of_targets(), .slopes = {}, .logits = {}};
+  for (const auto& [share, rows] : row_groups(u, x.rows())) {
+    const HeadRows of = rows_of(u, x, made.losses, rows);
+    const std::vector<View> logits = logits_of(u, w, of.h);
+    losses_of_chunks(u, c, logits, of, {}, made.lse.range(rows.begin, rows.count()));
+    if (rows.count() == x.rows()) made.logits = logits;
+  }
+  if (u.scale) made.slopes = of_targets();
+  u.run(PreferenceLoss{.target_losses = made.losses.reshaped({batch.batch, batch.sequence}),
+                       .targets = batch.targets,
+                       .reference = batch.reference,
+                       .scale = u.scale,
+                       .losses = losses,
+                       .slopes = made.slopes,
+                       .statistics = u.preference_statistics,
+                       .terms = u.preference});
+  return made;
 }
 
 }  // namespace
@@ -425,6 +469,10 @@ View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Car
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses) {
   const View x = head_input(u, c, w, in).x;
+  if (u.preference) {
+    classify_pairs(u, c, w, x, losses);
+    return;
+  }
   for (const auto& [share, rows] : row_groups(u, x.rows())) {
     const HeadRows of = rows_of(u, x, losses, rows);
     classify(u, c, logits_of(u, w, of.h), of, {});
@@ -432,6 +480,23 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
 }
 
 namespace {
+
+/// Logits of some rows that have become their gradient; their losses too, but those of pairs, which
+/// are there before.
+std::vector<View> logits_gradient(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
+                                  const View& x, const View& losses,
+                                  const std::optional<PairedTargets>& pairs, Range rows) {
+  const HeadRows of = rows_of(u, x, pairs ? pairs->losses : losses, rows);
+  if (!pairs) {
+    const std::vector<View> logits = logits_of(u, w, of.h);
+    classify(u, c, logits, of, u.scale);
+    return logits;
+  }
+  const std::vector<View> logits = pairs->logits.empty() ? logits_of(u, w, of.h) : pairs->logits;
+  gradients_of_chunks(u, c, logits, of, {}, pairs->lse.range(rows.begin, rows.count()),
+                      pairs->slopes.range(rows.begin, rows.count()));
+  return logits;
+}
 
 /// The gradient of what the output matrices read, of all that have a chunk of them.
 class OutputsGradient {
@@ -460,14 +525,14 @@ class OutputsGradient {
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const HeadWeights& g, Write write) {
   const HeadInput n = head_input(u, c, w, in);
+  std::optional<PairedTargets> pairs;
+  if (u.preference) pairs = classify_pairs(u, c, w, n.x, losses);
   OutputsGradient d_x(u, c, n.x.rows());
   std::vector<ShareSum> d_matrix, d_bias;
   for (std::size_t i = 0; i < g.matrix.size(); ++i)
     d_matrix.emplace_back(u, g.matrix[i]), d_bias.emplace_back(u, bias_of(g, i));
   for (const auto& [share, rows] : row_groups(u, n.x.rows())) {
-    const HeadRows of = rows_of(u, n.x, losses, rows);
-    const std::vector<View> logits = logits_of(u, w, of.h);
-    classify(u, c, logits, of, u.scale);
+    const std::vector<View> logits = logits_gradient(u, c, w, n.x, losses, pairs, rows);
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardInput{.d_y = logits[i],
                                 .weight = w.matrix[i],
@@ -477,7 +542,7 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
     const bool first = rows.begin == share * (n.x.rows() / u.context.own());
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardWeight{.d_y = logits[i],
-                                 .x = of.h,
+                                 .x = n.x.row_range(rows.begin, rows.count()),
                                  .d_weight = d_matrix[i].part(share),
                                  .d_bias = d_bias[i].part(share),
                                  .write = first ? d_matrix[i].write_to(write) : Write::add});

@@ -50,13 +50,16 @@ HeadWeights head_weights(std::span<const UnitViews> units);
 /// rank.
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
 /// The losses of the micro-batch's targets, f32, without UnitContext::loss_terms, so that they
-/// compare between runs.
+/// compare between runs. With UnitContext::preference the losses of pairs of samples (B), which
+/// have its terms.
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses);
 /// Losses, with UnitContext::loss_terms, and at once the gradients: the logits become their
 /// gradient in place, so one buffer serves, of the logits of UnitContext::logit_rows rows, and
 /// nothing is saved (Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models",
-/// without its own kernels). UnitContext::scale multiplies the loss. Returns the gradient of the
+/// without its own kernels). Where samples are pairs (UnitContext::preference) logits are computed
+/// twice if there are more rows: what a target weighs follows from the losses of all of its pair.
+/// UnitContext::scale multiplies the loss. Returns the gradient of the
 /// carry's sum.
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const HeadWeights& grads, kernels::Write write);

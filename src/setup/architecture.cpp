@@ -26,6 +26,13 @@ std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
   return io::HfWantedHead{.task = own.task, .head = head};
 }
 
+/// A language model may also compare pairs of answers.
+bool is_said_otherwise(const io::HfKey& key, const deck::LoadedDeck& said) {
+  const auto* word = std::get_if<std::string>(&key.value);
+  const bool of_language = key.key == "task.kind" && word != nullptr && *word == "lm";
+  return of_language && said.explicitly_set("task.kind") && deck::has_pairs(said.deck.task.kind);
+}
+
 /// What a directory of adapters says of them.
 void add_adapter_keys(std::vector<deck::ArchitectureKey>& keys, const std::string& directory,
                       const io::HfConfig& base) {
@@ -51,6 +58,7 @@ std::vector<deck::ArchitectureKey> read_architecture(const std::string& director
       said.explicitly_set("model.head_hidden") && said.deck.model.head_hidden == 0;
   for (const io::HfKey& k : config.keys) {
     if (!k.fixed && k.key == "head_activation" && no_dense_layer) continue;
+    if (is_said_otherwise(k, said)) continue;
     deck::ArchitectureKey key{io::deck_key(k.key), false, k.place, k.fixed};
     std::visit([&](const auto& value) { key.value = value; }, k.value);
     keys.push_back(std::move(key));

@@ -237,8 +237,15 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.documents = {.separate = deck.data.documents == deck::Documents::separate,
                   .positions = deck.data.positions == deck::Positions::document};
   in.logit_rows = deck.memory.logits.value_or(0);
-  in.loss_terms = {.label_smoothing = static_cast<float>(deck.task.label_smoothing),
-                   .z_loss = static_cast<float>(deck.task.z_loss)};
+  const auto smoothing = static_cast<float>(deck.task.label_smoothing);
+  if (deck::has_pairs(deck.task.kind)) {
+    in.preference = {.kind = deck.task.kind == deck::TaskKind::dpo ? kernels::PreferenceKind::dpo
+                                                                   : kernels::PreferenceKind::ipo,
+                     .beta = static_cast<float>(deck.task.beta.value_or(0)),
+                     .label_smoothing = smoothing};
+  } else {
+    in.loss_terms = {.label_smoothing = smoothing, .z_loss = static_cast<float>(deck.task.z_loss)};
+  }
   // Gradients are divided by the targets that count, of which masked tokens are a known share.
   const double counted =
       deck.task.kind == deck::TaskKind::mlm ? deck.task.masked.value_or(1.0) : 1.0;

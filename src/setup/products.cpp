@@ -111,6 +111,8 @@ std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::i
                                   &deck::LengthEntry::length);
     });
   }
+  if (deck::has_pairs(loaded.deck.task.kind))
+    std::erase_if(all, [](std::int64_t micro) { return micro % 2 != 0; });
   return all;
 }
 

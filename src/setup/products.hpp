@@ -12,7 +12,8 @@ namespace tessera::setup {
 /// tensor rank, is not a multiple of kernels::kFp8Granule.
 void check_products(const deck::LoadedDeck& loaded);
 
-/// Of deck::legal_micros those that check_products takes, where it takes the deck.
+/// Of deck::legal_micros those that check_products takes, where it takes the deck, and that do not
+/// separate pairs of samples.
 std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::int64_t ranks);
 
 /// Throws DeckError where the deck cannot be run on so many ranks: deck::check_ranks, products and

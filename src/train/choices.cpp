@@ -120,6 +120,7 @@ plan::PlanShape choices_shape(const deck::LoadedDeck& loaded, const Questions& a
          shape.micro_batches / 2 % deck.parallel.pipeline == 0)
     shape.micro_batches /= 2;
   shape.tallies = shape.micro_batches * together;
+  shape.of_targets = true;
   return shape;
 }
 

@@ -24,7 +24,10 @@ std::optional<double> TextLoss::bits_per_byte() const {
   return loss * static_cast<double>(targets) / (bytes * std::numbers::ln2);
 }
 
-std::string to_text(const TextLoss& loss) {
+std::string to_text(const TextLoss& loss, std::optional<double> beta) {
+  if (loss.preferences) {
+    return fmt::format("loss {:.6f} | {}", loss.loss, to_text(*loss.preferences, beta.value_or(0)));
+  }
   if (const Confusion& c = loss.confusion; c.classes() > 0) {
     return fmt::format("loss {:.6f} | accuracy {:.4f} | F1 {:.4f}", loss.loss, c.accuracy(),
                        c.f1());
@@ -34,7 +37,8 @@ std::string to_text(const TextLoss& loss) {
                      bits ? fmt::format(" | {:.6f} bits a byte", *bits) : "");
 }
 
-std::vector<std::string> details(const Evaluation& evaluation, std::span<const std::string> names) {
+std::vector<std::string> details(const Evaluation& evaluation, std::span<const std::string> names,
+                                 std::optional<double> beta) {
   std::vector<std::string> lines;
   const auto add_classes = [&](const TextLoss& loss) {
     if (loss.confusion.classes() == 0) return;
@@ -43,7 +47,7 @@ std::vector<std::string> details(const Evaluation& evaluation, std::span<const s
   if (evaluation.sets.size() == 1) add_classes(evaluation);
   for (std::size_t i = 0; evaluation.sets.size() > 1 && i < evaluation.sets.size(); ++i) {
     const Evaluation::Set& set = evaluation.sets[i];
-    lines.push_back(fmt::format("{} | {}", printable(set.path), to_text(set)));
+    lines.push_back(fmt::format("{} | {}", printable(set.path), to_text(set, beta)));
     add_classes(set);
   }
   return lines;
@@ -93,18 +97,23 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   data::BatchRules rules;
   control.together([&] { rules = data::batch_rules(deck, validation); });
   Evaluation evaluation;
+  const bool paired = static_cast<bool>(prepared.plan().preferences);
   LossSum all;
+  PreferenceSums all_preferences;
   for (std::size_t set = 0; set < validation.entries().size(); ++set) {
     const auto sequences =
         data::sequences_of(validation, deck, validation.entries()[set], deck.data.validation[set]);
     const std::int64_t count = sequences.count(),
-                       all_rounds = deck.task.labels ? ceil_div(count, global) : count / global;
+                       all_rounds = deck::one_document_each(deck.task.kind)
+                                        ? ceil_div(count, global)
+                                        : count / global;
     const std::int64_t rounds =
         deck.evaluate.batches > 0 ? std::min(deck.evaluate.batches, all_rounds) : all_rounds;
     data::Batches batches(
         validation, [&](std::int64_t s) { return s < count ? sequences[s] : Range{}; }, rules);
     LossSum sum;
     Confusion confusion;
+    PreferenceSums preferences;
     double bytes = 0;
     for (std::int64_t round = 0; round < rounds; ++round) {
       StepInput input;
@@ -114,6 +123,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
       sum.add(output.losses());
       if (!output.confusion.empty()) confusion.add(output.confusion);
+      preferences.add(output.preferences);
       add_choices(evaluation.choices, output.choices);
       if (engine.counts_targets()) bytes += bytes_of(batches.current(), text_bytes);
     }
@@ -129,10 +139,13 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
     evaluation.bytes += bytes;
     evaluation.confusion.add(confusion);
     evaluation.sequences += std::min(rounds * global, count);
-    evaluation.sets.push_back(
-        {{sum.mean(), sum.targets, bytes, confusion}, deck.data.validation[set]});
+    evaluation.sets.push_back({{sum.mean(), sum.targets, bytes, confusion,
+                                paired ? std::optional(preferences.means()) : std::nullopt},
+                               deck.data.validation[set]});
+    all_preferences.add(preferences);
   }
   evaluation.loss = all.mean();
+  if (paired) evaluation.preferences = all_preferences.means();
   evaluation.targets = all.targets;
   evaluation.seconds = seconds_since(begin);
   return evaluation;
@@ -153,6 +166,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
   const auto validation = data::open_validation(loaded, control);
   control.together([&] {
     if (control.rank() != 0) return;
+    if (deck::has_pairs(deck.task.kind)) data::check_reference_model(loaded);
     auto known = data::tokenizers_of_model(deck);
     for (auto& data : data::tokenizers_of_data("data.validation", deck.data.validation))
       known.push_back(std::move(data));
@@ -166,11 +180,12 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
   const auto result =
       evaluate(trained.engine(), control, deck, *validation, text_bytes, [] { return false; });
   if (control.rank() == 0) {
-    fmt::print("evaluate {} | {} | {} | {:.1f} s\n", trained.name(), to_text(*result),
+    fmt::print("evaluate {} | {} | {} | {:.1f} s\n", trained.name(),
+               to_text(*result, deck.task.beta),
                count_text(result->sequences, samples_word(*result)), result->seconds);
     const auto labels = data::common_labels(loaded, nullptr, validation.get());
     for (const std::string& line :
-         details(*result, labels ? labels->names : std::vector<std::string>()))
+         details(*result, labels ? labels->names : std::vector<std::string>(), deck.task.beta))
       fmt::print("  {}\n", line);
   }
   trained.check_loss(result->loss);

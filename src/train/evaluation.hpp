@@ -17,17 +17,18 @@ struct TextLoss {
   std::int64_t targets = 0;  // so many
   double bytes = 0;          // of text that they stand for; 0: not known, or none
   Confusion confusion;       // where targets are classes
+  std::optional<Preferences> preferences = {};  // of pairs of answers, each a target
 
   double perplexity() const { return std::exp(loss); }
   /// Nothing where the bytes are not known.
   std::optional<double> bits_per_byte() const;
 };
-/// For people.
-std::string to_text(const TextLoss& loss);
+/// For people; `beta` is task.beta, where there are preferences.
+std::string to_text(const TextLoss& loss, std::optional<double> beta);
 
 /// Words for what an evaluation reads.
 inline const char* samples_word(const TextLoss& loss) {
-  return loss.confusion.classes() > 0 ? "document" : "sequence";
+  return loss.confusion.classes() > 0 || loss.preferences ? "document" : "sequence";
 }
 
 struct Evaluation : TextLoss {
@@ -41,7 +42,8 @@ struct Evaluation : TextLoss {
 };
 
 /// Lines below that of an evaluation: of each of several sets, and of classes, which have names.
-std::vector<std::string> details(const Evaluation& evaluation, std::span<const std::string> names);
+std::vector<std::string> details(const Evaluation& evaluation, std::span<const std::string> names,
+                                 std::optional<double> beta);
 
 /// How many bytes of text each token stands for; empty where no tokenizer is known.
 using TextBytes = std::vector<std::int32_t>;

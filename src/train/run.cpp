@@ -1,6 +1,7 @@
 #include "train/run.hpp"
 
 #include "core/terminal.hpp"
+#include "data/pairs.hpp"
 #include "deck/ranks.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "setup/inputs.hpp"
@@ -41,6 +42,7 @@ void Run::open_data() {
     data_files = io::identify(*corpus);
     labels = data::common_labels(loaded, corpus.get(), validation.get());
     if (labels) unnamed_classes = data::check_labels(loaded, *labels, directory);
+    if (deck::has_pairs(deck.task.kind)) data::check_reference_model(loaded);
   });
   course.set_data(data::epoch_samples(*corpus, deck));
 }

@@ -11,8 +11,9 @@ struct StepResult {
   double grad_norm = 0;      // global, before clipping
   double lr = 0;             // of the update that the step made, or would have made
   std::int64_t targets = 0;  // that count
-  std::vector<LossSum> by_corpus;     // of a mixture: of its entry's samples
-  std::vector<std::int64_t> choices;  // of experts, by layer
+  std::vector<LossSum> by_corpus;          // of a mixture: of its entry's samples
+  std::vector<std::int64_t> choices;       // of experts, by layer
+  std::optional<Preferences> preferences;  // where samples are pairs
   bool applied = true;
   StepTimes times;
   StepInput input;  // what the step ran with

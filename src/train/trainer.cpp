@@ -260,17 +260,19 @@ StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output
   const auto all_targets = static_cast<double>(plan::targets_of(plan));
   std::vector<LossSum> tallies;
   for (std::int64_t i = 0; i < output.tallies; ++i) tallies.push_back(output.losses_of(i));
-  const StepResult result{.loss = output.losses().mean(),
-                          .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) /
-                                       course.scaler.scale() * (all_targets / targets),
-                          .lr = lr,
-                          .targets = output.losses().targets,
-                          .by_corpus = std::move(tallies),
-                          .choices = output.choices,
-                          .applied = output.applied,
-                          .times = times,
-                          .input = input,
-                          .shape = plan.shape};
+  const StepResult result{
+      .loss = output.losses().mean(),
+      .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / course.scaler.scale() *
+                   (all_targets / targets),
+      .lr = lr,
+      .targets = output.losses().targets,
+      .by_corpus = std::move(tallies),
+      .choices = output.choices,
+      .preferences = plan.preferences ? std::optional(output.preferences.means()) : std::nullopt,
+      .applied = output.applied,
+      .times = times,
+      .input = input,
+      .shape = plan.shape};
   course.count_step(result.applied);
   stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
   if (saves_->active() && output.count(plan::StepFlag::saved) == run_.control.size())

@@ -4,6 +4,7 @@
 
 #include "train/choices.hpp"
 #include "train/evaluation.hpp"
+#include "train/reference.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
 
@@ -16,6 +17,7 @@ Verb evaluate(CLI::App& app) {
       "or accuracy in questions of multiple choice; changes nothing in the run directory");
   struct EvaluateOptions : DeckOptions {
     train::ChoicesOptions choices;
+    bool reference = false;
   };
   auto options = std::make_shared<EvaluateOptions>();
   train::ChoicesOptions& choices = options->choices;
@@ -24,6 +26,10 @@ Verb evaluate(CLI::App& app) {
       "--choices", choices.questions,
       "questions in place of validation data: JSON lines {\"context\": \"...\", \"choices\": "
       "[\"...\", \"...\"], \"answer\": 0}; choices follow the context as they are written");
+  verb->add_flag("--reference", options->reference,
+                 "of a deck with task.kind dpo or ipo, before it is trained: write what "
+                 "model.init_from says of all its documents into the file task.reference")
+      ->excludes(questions);
   verb->add_option("--tokenizer", choices.tokenizer,
                    "of questions: \"bytes\" or a tokenizer.json; default: the model's")
       ->needs(questions);
@@ -40,7 +46,9 @@ Verb evaluate(CLI::App& app) {
   add_ema(*verb, choices.weights);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             const auto deck = load_on_all(job.control, *options, Layout::fitted);
-            if (options->choices.questions.empty()) {
+            if (options->reference) {
+              train::write_reference(deck.loaded, job);
+            } else if (options->choices.questions.empty()) {
               train::evaluate_deck(deck.loaded, job, options->choices.weights);
             } else {
               train::answer_choices(deck.loaded, job, options->choices);

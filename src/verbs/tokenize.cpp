@@ -70,6 +70,13 @@ void check_options(const TokenizeOptions& o) {
                     "of inputs and templates put the template last, or write --chat=TEMPLATE",
                     *o.chat));
   }
+  if (o.rules.pairs && !o.rules.field.empty()) {
+    throw DeckError(
+        "--field has no effect with --pairs, which reads prompt, chosen and rejected: leave it "
+        "out");
+  }
+  if (o.rules.pairs && !o.rules.label_key.empty())
+    throw DeckError("--label is of documents, not of --pairs: leave one out");
   if (o.chat && o.rules.special_tokens)
     throw DeckError("--special-tokens: with --chat they are what the template says; leave it out");
   if (o.chat && o.learned_vocab > 0)
@@ -159,9 +166,28 @@ void replace_folders(TokenizeOptions& o, int rank) {
   o.inputs = std::move(files);
 }
 
+constexpr auto kRecognised = "auto";  // of --chat: the template of the tokenizer's own directory
+
+/// The template that makes what the tokenizer's chat_template does.
+std::string recognised_template(const std::string& tokenizer) {
+  const std::filesystem::path file = io::tokenizer_config_of(tokenizer);
+  const auto jinja = io::chat_template_of(tokenizer);
+  const auto found = jinja ? io::ChatTemplate::recognised(*jinja) : std::nullopt;
+  if (found) return std::string(*found);
+  throw DeckError(fmt::format(
+      "--chat auto: {} {}: name one of {}, or a JSON file", file.string(),
+      jinja ? "has a chat_template that is none of the known ones" : "has no chat_template",
+      fmt::join(io::ChatTemplate::names(), ", ")));
+}
+
 /// What the options say, checked: the rules by which documents are found, and the inputs' files.
 void prepare(TokenizeOptions& o, int rank) {
   if (o.chat && o.chat->empty()) o.chat = "chatml";
+  if (o.rules.pairs && !o.chat) o.chat = "completion";
+  if (o.chat == kRecognised) {
+    o.chat = recognised_template(o.tokenizer);
+    if (rank == 0) tell(fmt::format("--chat auto: the tokenizer's chat_template is {}\n", *o.chat));
+  }
   const bool folders = labels_are_folders(o);
   if (folders) replace_folders(o, rank);
   check_options(o);
@@ -198,6 +224,9 @@ void report(const TokenizeOptions& o, const io::TokenizeSummary& summary,
     fmt::print("{}.targets.bin: {} of them count as targets of the loss\n",
                printable(o.prefix.string()), *summary.targets);
   }
+  if (summary.pairs)
+    fmt::print("{}.pairs.json: {} of answers\n", printable(o.prefix.string()),
+               count_text(*summary.pairs, "pair"));
   if (!summary.labels) return;
   fmt::print("{}.labels.json: {} of {} by \"{}\": {}\n", printable(o.prefix.string()),
              count_text(std::ssize(summary.labels->names), "label"), enum_word(summary.labels->of),
@@ -328,12 +357,19 @@ Verb tokenize(CLI::App& app) {
       "text; --label then names the list of their labels. A word's label is that of its first "
       "token; other tokens have none");
   words->excludes(field);
+  verb->add_flag("--pairs", o->rules.pairs,
+                 "each line of the .jsonl files has a \"prompt\" and two answers to it, "
+                 "\"chosen\" and \"rejected\", texts or messages, of which the template of --chat "
+                 "(completion) makes two documents, for task.kind dpo and ipo");
   verb->add_option(
           "--chat", o->chat,
-          "each line of the .jsonl files is a conversation, or an instruction with its "
-          "answer, which this template makes a document: chatml (if none is named), llama3, "
-          "plain, alpaca, completion, or a JSON file. Only what is answered counts in the "
-          "loss: PREFIX.targets says which tokens do")
+          fmt::format("each line of the .jsonl files is a conversation, or an instruction with its "
+                      "answer, which this template makes a document: chatml (if none is named), "
+                      "another of {}, a JSON file, or \"auto\" for the one that the "
+                      "tokenizer's tokenizer_config.json has, where that is known. Only what is "
+                      "answered counts in the loss: "
+                      "PREFIX.targets says which tokens do",
+                      fmt::join(io::ChatTemplate::names(), ", ")))
       ->expected(0, 1)
       ->excludes(words);
   verb->add_option(

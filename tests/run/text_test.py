@@ -269,7 +269,7 @@ class Chat(TextTest):
         given = (self.lines, "--tokenizer", self.tokenizer, "--out", self.dir / "out")
         for code, text, *options in (
                 (DECK, "no special token <|start_header_id|>", *given, "--chat", "llama3"),
-                (DECK, "there are chatml, llama3, plain", *given, "--chat", "chatmal"),
+                (DECK, "there are chatml, llama3, gemma, llama2", *given, "--chat", "chatmal"),
                 (DECK, "put the template last", "--out", self.dir / "out", self.text, "--chat"),
                 (DATA, 'line 1: $: "talk" is missing', *given, "--field", "talk", "--chat"),
                 (DATA, 'line 1: $: "prompt" is missing', *given, "--chat", "completion"),

@@ -135,7 +135,8 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
   const LossSlope slope(a.terms, a.vocab);
   const Vec lse(row_lse), everywhere(slope.everywhere);
   const Vec softmax(static_cast<float>(slope.of_softmax(static_cast<double>(row_lse))));
-  const Vec scale(*reinterpret_cast<const float*>(a.scale.data));
+  const bool one_scale = a.scale.shape[0] == 1;
+  const Vec scale(reinterpret_cast<const float*>(a.scale.data)[one_scale ? 0 : r]);
   const std::int64_t hit = target - a.first_token;
   const bool here = hit >= 0 && hit < tokens;
   const Vec target_logit = here ? load(x + hit, 1) : Vec(0.0F);

@@ -122,6 +122,11 @@ struct DocumentInputs {
   bool positions = false;  // positions count from their begins
 };
 
+/// A micro-batch as a rank has it: sequences, or chunks of sequences, of so many tokens.
+struct MicroBatchRows {
+  std::int64_t batch = 0, sequence = 0;
+};
+
 /// What all plans of a run share.
 struct PlanInputs {
   ModelInputs model;
@@ -132,6 +137,7 @@ struct PlanInputs {
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
   kernels::LossTerms loss_terms;
+  kernels::PreferenceTerms preference;  // where samples are pairs
   kernels::RouterTerms router_terms;
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
@@ -140,6 +146,27 @@ struct PlanInputs {
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
   std::int64_t most_tallies = 0;               // of any of them
 
+  /// What a rank has of a micro-batch of this shape.
+  MicroBatchRows rows(const PlanShape& shape) const {
+    const std::int64_t shares = layout.context.shares;
+    if (shares == 1) return {.batch = shape.micro, .sequence = shape.sequence};
+    const std::int64_t chunks = kernels::ZigzagChunks{shares}.count();
+    return {.batch = shape.micro * chunks / layout.mesh.context,
+            .sequence = shape.sequence / chunks};
+  }
+  /// What losses of pairs are in a plan of this shape.
+  kernels::PreferenceTerms compared(const PlanShape& shape) const {
+    return shape.of_targets ? kernels::PreferenceTerms{} : preference;
+  }
+  /// How many losses a micro-batch has: of its targets, or of its samples where pairs have them.
+  std::int64_t losses(const PlanShape& shape) const {
+    const MicroBatchRows has = rows(shape);
+    return has.batch * (compared(shape) ? 1 : model.config.targets_of(has.sequence));
+  }
+  /// How many of these there are if all count: a pair has one.
+  std::int64_t counted_losses(const PlanShape& shape) const {
+    return losses(shape) / (compared(shape) ? 2 : 1);
+  }
   /// What data ranks keep in shards.
   Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }
   /// The type that a unit's parameters are kept in, and sent in.
@@ -153,18 +180,6 @@ struct PlanInputs {
             .whole = optim::whole_bytes_per_element(optimizer)};
   }
 };
-
-/// A micro-batch as a rank has it: sequences, or chunks of sequences, of so many tokens.
-struct MicroBatchRows {
-  std::int64_t batch = 0, sequence = 0;
-};
-inline MicroBatchRows rows_of(const PlanInputs& in, const PlanShape& shape) {
-  const std::int64_t shares = in.layout.context.shares;
-  if (shares == 1) return {.batch = shape.micro, .sequence = shape.sequence};
-  const std::int64_t chunks = kernels::ZigzagChunks{shares}.count();
-  return {.batch = shape.micro * chunks / in.layout.mesh.context,
-          .sequence = shape.sequence / chunks};
-}
 
 /// Whether a step leaves something to do that its state has to wait for.
 inline bool leaves_work(const PlanInputs& in) {

@@ -15,6 +15,10 @@ View tally_sums(const Plan& plan) {
       .reshaped({tallies, kExactSumWords});
 }
 
+View preference_words(const Plan& plan, std::int64_t statistic) {
+  return plan.preferences.row_range(statistic, 1).reshaped({kExactSumWords});
+}
+
 const kernels::Blend* joins_momentum(const Op& op, const Call& call) {
   if (op.kind != OpKind::momentum) return nullptr;
   const auto* kernel = std::get_if<kernels::KernelCall>(&call);
@@ -54,7 +58,8 @@ std::uint64_t plan_hash(const Plan& plan) {
       .add(plan.shape.micro)
       .add(plan.shape.micro_batches)
       .add(plan.shape.tallies)
-      .add(plan.shape.compression);
+      .add(plan.shape.compression)
+      .add(plan.shape.of_targets);
   for (const Op& op : plan.ops) {
     if (!std::holds_alternative<comm::CollectiveCall>(op.call))
       continue;  // the rest may differ with the shard

@@ -135,6 +135,7 @@ struct LoadBatch {
   View samples;    // (B) i64
   View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
   View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
+  View reference;  // (B) f64: log p of each sample, of the reference model; absent: not wanted
   /// Where ranks have chunks of sequences, which are then B rows of T tokens, `documents` are of
   /// the whole sequences, and these (B, T, 2) i32 where positions count from, relative to each
   /// row's first token. Absent elsewhere.
@@ -144,7 +145,8 @@ struct LoadBatch {
   static void visit(Self& s, F&& f) {
     f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
         f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write),
-        f(s.tallies, kernels::Access::write), f(s.positions, kernels::Access::write);
+        f(s.tallies, kernels::Access::write), f(s.reference, kernels::Access::write);
+    f(s.positions, kernels::Access::write);
   }
 };
 
@@ -205,6 +207,7 @@ struct PlanShape {
   std::int64_t micro_batches = 0;               // K of this data rank
   std::int64_t tallies = 0;                     // that the samples count in
   Compression compression = Compression::none;  // of a flush, in the step before
+  bool of_targets = false;  // losses are of targets, also where samples are pairs
   auto operator<=>(const PlanShape&) const = default;
 };
 
@@ -231,7 +234,7 @@ struct Plan {
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
   std::int64_t alignment = kBufferAlignment;  // of buffers; the same in all plans of a run
-  std::int64_t targets_of_micro_batch = 0;    // of this rank, whether they count or not
+  std::int64_t targets_of_micro_batch = 0;    // of this rank, or pairs, whether they count or not
   std::int64_t rows_of_micro_batch = 0;       // sequences, or chunks of them
   Buffer& buffer(BufferId id) { return at(buffers, id); }
   const Buffer& buffer(BufferId id) const { return at(buffers, id); }
@@ -242,6 +245,9 @@ struct Plan {
   /// Part of the words, (layers that have experts, E + 1): how many choices were each expert, and
   /// how many were dropped. Absent where there are none.
   View choices;
+  /// Part of the words, (kPreferenceStats, kExactSumWords): the sums of what PreferenceLoss says of
+  /// pairs beside their losses. Absent where samples are no pairs.
+  View preferences;
   /// (classes, classes) i64, counts of (target, prediction) over all ranks, of which each tensor
   /// rank counts the same: of an evaluation whose outputs are classes.
   View confusion;
@@ -257,7 +263,8 @@ struct Plan {
 };
 
 /// How many targets a step has over all ranks, whether they count or not: what its gradients are
-/// divided by until the verdict, which knows how many count.
+/// divided by until the verdict, which knows how many count. Where samples are pairs these are what
+/// has a loss, and so what is called targets here and in the words.
 std::int64_t targets_of(const Plan& plan);
 
 /// What a rank tells all others in a step: the host sets its flags to 0 or 1 before the step, and
@@ -272,7 +279,8 @@ enum class StepFlag : std::uint8_t {
 /// step: the exact sums of loss and squared gradient norm (core/exact_sum), then what the host sets
 /// before the step: the flags, by StepFlag, and how many of this rank's targets count. A tally has
 /// the same of some samples' losses alone: how many targets count, which the host sets, and behind
-/// those of all tallies the sum. Behind all are the choices of experts.
+/// those of all tallies the sum. Behind all are the choices of experts, and the sums of
+/// preferences.
 struct WordLayout {
   static constexpr std::int64_t loss = 0;
   static constexpr std::int64_t norm = kExactSumWords;
@@ -290,6 +298,8 @@ struct WordLayout {
 
 /// The sums of the plan's tallies, of which there are some: (tallies, kExactSumWords).
 View tally_sums(const Plan& plan);
+/// The words of one of the statistics of a plan that has preferences.
+View preference_words(const Plan& plan, std::int64_t statistic);
 
 // --- Views into plan buffers: symbolic addresses
 // ---------------------------------------------------------------

@@ -92,9 +92,8 @@ Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlac
   if (is_too_long(in, shape)) throw too_long(shape);
   Plan plan;
   plan.shape = shape;
-  const MicroBatchRows rows = rows_of(in, shape);
-  plan.rows_of_micro_batch = rows.batch;
-  plan.targets_of_micro_batch = rows.batch * in.model.config.targets_of(rows.sequence);
+  plan.rows_of_micro_batch = in.rows(shape).batch;
+  plan.targets_of_micro_batch = in.counted_losses(shape);
   set_place(plan, in, place);
   const auto states = add_state(plan, in);
   std::vector<LoadBatch> batches;

@@ -111,6 +111,11 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.logit_rows = in.logit_rows;
   u_.loss_terms = in.loss_terms;
   u_.router_terms = in.router_terms;
+  u_.preference = in.preference;
+  if (in.preference) {
+    u_.preference_statistics =
+        local(Local::preferences, DType::f32, {kernels::kPreferenceStats, in.micro / 2});
+  }
   if (key.training) u_.scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
   if (key.experts && in.tensor.cut.rank == 0)  // every tensor rank chooses alike
     u_.choices = local(Local::choices, DType::i64, {in.config.experts.count + 1});
@@ -146,6 +151,7 @@ model::MicroBatch Recorder::micro_batch() const {
           .samples = local(Local::samples, DType::i64, {b}),
           .documents = in_.documents.separate ? documents : View{},
           .positions = in_.documents.positions || context.cut() ? positions : View{},
+          .reference = in_.preference ? local(Local::reference, DType::f64, {b}) : View{},
           .confusion =
               in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
 }
@@ -197,7 +203,9 @@ void Recorder::handover() {
 /// The loss's backward runs in the head's forward.
 void Recorder::head() {
   const auto weights = model::head_weights(parameters(this->weights()));
-  const View losses = local(Local::losses, DType::f32, {u_.micro_batch().targets.elements()});
+  const model::MicroBatch& batch = u_.micro_batch();
+  const View losses =
+      local(Local::losses, DType::f32, {in_.preference ? batch.batch : batch.targets.elements()});
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);
   recording_.d_out =
       model::head_loss_backward(u_, in_.config, weights, carry_, losses,

@@ -24,10 +24,12 @@ enum class Local : BufferId {
   samples,
   documents,
   positions,
+  reference,
   losses,
   scalars,
   confusion,
   choices,
+  preferences,
   first_unit
 };
 /// The flat buffers of the layer's units.
@@ -98,6 +100,7 @@ struct RecordInputs {
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // UnitContext::logit_rows
   kernels::LossTerms loss_terms;
+  kernels::PreferenceTerms preference;
   kernels::RouterTerms router_terms;
   bool confusion = false;                     // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;                 // without run

@@ -50,8 +50,7 @@ class Scheduler {
         states_(states),
         layers_(model_layers(in.model.units)),
         parts_(layer_parts(in)),
-        rows_(plan.shape.purpose == PlanPurpose::flush ? MicroBatchRows{}
-                                                       : rows_of(in, plan.shape)),
+        rows_(plan.shape.purpose == PlanPurpose::flush ? MicroBatchRows{} : in.rows(plan.shape)),
         training_(plan.shape.purpose != PlanPurpose::evaluate) {}
 
   Scheduled run() {
@@ -68,6 +67,7 @@ class Scheduler {
     if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
     if (plan_.confusion) add(OpKind::kernel, kernels::Fill{.out = plan_.confusion});
     if (plan_.choices) add(OpKind::kernel, kernels::Fill{.out = plan_.choices});
+    if (plan_.preferences) add(OpKind::kernel, kernels::Fill{.out = plan_.preferences});
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
@@ -183,6 +183,7 @@ class Scheduler {
   void forward(const PipelineAction& a, Range layers, Passage& p) {
     batch_ = out_.batches.at(static_cast<std::size_t>(a.micro_batch));
     losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
+    preferences_ = all_preferences_.at(static_cast<std::size_t>(a.micro_batch));
     Flow flow{.resid = p.incoming, .pending = {}};
     for (std::int64_t l = layers.begin; l < layers.end; ++l)
       p.visits.push_back(forward(static_cast<std::size_t>(l), flow));
@@ -241,8 +242,11 @@ class Scheduler {
   }
 
   void add_batch(std::int64_t k) {
+    const bool compares = static_cast<bool>(in_.compared(plan_.shape));
     const auto [b, t] = rows_;
-    const std::int64_t targets = plan_.targets_of_micro_batch,
+    const std::int64_t targets = b * in_.model.config.targets_of(t),
+                       losses = in_.losses(plan_.shape),
+                       statistics = compares ? kernels::kPreferenceStats * (b / 2) : 0,
                        tokens = plan_.shape.micro * plan_.shape.sequence;
     const bool cut = in_.layout.context.shares > 1,
                with_documents = in_.documents.separate || (in_.documents.positions && !cut);
@@ -257,10 +261,16 @@ class Scheduler {
          .samples = make("samples", DType::i64, b),
          .documents = with_documents ? make("documents", DType::i32, 2 * tokens) : View{},
          .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{},
+         .reference = compares ? make("reference", DType::f64, b) : View{},
          .positions = cut ? make("positions", DType::i32, 2 * b * t) : View{}});
-    const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
-                                       BufferPurpose::activations, targets * 4);
-    all_losses_.push_back(buffer_view(losses, DType::f32, targets));
+    const auto make_result = [&](const char* name, std::int64_t n) {
+      if (n == 0) return View{};
+      const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
+                                     BufferPurpose::activations, n * size_of(DType::f32));
+      return buffer_view(id, DType::f32, n);
+    };
+    all_losses_.push_back(make_result("losses", losses));
+    all_preferences_.push_back(make_result("preferences", statistics));
   }
 
   /// Whether every micro-batch has gradient buffers of its own for a unit, which are summed over
@@ -314,6 +324,7 @@ class Scheduler {
                           .documents = in_.documents,
                           .logit_rows = in_.logit_rows,
                           .loss_terms = in_.loss_terms,
+                          .preference = in_.compared(plan_.shape),
                           .router_terms = in_.router_terms,
                           .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
@@ -429,6 +440,12 @@ class Scheduler {
         kernels::ExactSum{.x = losses_,
                           .accumulator = plan_.words.range(WordLayout::loss, kExactSumWords),
                           .of = kernels::ExactSum::Of::values});
+    for (std::int64_t s = 0; plan_.preferences && s < kernels::kPreferenceStats; ++s) {
+      const std::int64_t pairs = preferences_.elements() / kernels::kPreferenceStats;
+      add(OpKind::kernel, kernels::ExactSum{.x = preferences_.range(s * pairs, pairs),
+                                            .accumulator = preference_words(plan_, s),
+                                            .of = kernels::ExactSum::Of::values});
+    }
     if (plan_.shape.tallies == 0) return;
     const std::int64_t samples = rows_.batch;
     add(OpKind::kernel,
@@ -459,7 +476,9 @@ class Scheduler {
     bind(v, Local::samples, batch_.samples);
     bind(v, Local::documents, batch_.documents);
     bind(v, Local::positions, batch_.positions);
+    bind(v, Local::reference, batch_.reference);
     bind(v, Local::losses, losses_);
+    bind(v, Local::preferences, preferences_);
     bind(v, Local::scalars, plan_.scalars);
     bind(v, Local::confusion, plan_.confusion);
   }
@@ -549,9 +568,9 @@ class Scheduler {
   std::map<std::pair<std::int64_t, std::int64_t>, Passage>
       passages_;  // by virtual stage and micro-batch
   std::map<std::tuple<std::size_t, bool, std::int32_t>, BufferId> gradients_;
-  std::vector<View> all_losses_;  // by micro-batch
-  LoadBatch batch_;               // of the micro-batch under way
-  View losses_;
+  std::vector<View> all_losses_, all_preferences_;  // by micro-batch
+  LoadBatch batch_;                                 // of the micro-batch under way
+  View losses_, preferences_;
   std::int32_t micro_batch_ = -1;
   std::int32_t visit_ = 0;
 };

@@ -1,5 +1,6 @@
 #include "plan/proof/losses.hpp"
 
+#include <array>
 #include <map>
 
 #include "core/range_map.hpp"
@@ -16,7 +17,7 @@ class LossCheck {
     for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
       const plan::Call& call = plan_.ops[at_].call;
       if (const auto* batch = std::get_if<LoadBatch>(&call))
-        tallies_[buffer_of(batch->targets)] = batch->tallies;
+        batches_[buffer_of(batch->targets)] = {batch->tallies, batch->reference};
       if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
         sums_words(*collective);
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
@@ -32,6 +33,12 @@ class LossCheck {
       if (routed.counted != (adds ? 1 : 0))
         reject(plan_, routed.made, "chooses experts that are not in the step's counts once");
     }
+    for (const auto& [buffer, compared] : compared_) {
+      for (const int added : compared.added) {
+        if (added != (adds ? 1 : 0))
+          reject(plan_, compared.made, "compares pairs, which is not in the step's sums once");
+      }
+    }
   }
 
  private:
@@ -41,6 +48,12 @@ class LossCheck {
     RangeMap<bool> there;
     BufferId targets = -1;
     int added = 0, tallied = 0;
+  };
+
+  /// What is said of pairs beside their losses.
+  struct Compared {
+    std::size_t made = 0;
+    std::array<int, kernels::kPreferenceStats> added{};
   };
 
   /// Choices of experts.
@@ -60,6 +73,9 @@ class LossCheck {
   }
   void follow(const kernels::ExactSum& sum) {
     const View of_losses = plan_.words.range(WordLayout::loss, kExactSumWords);
+    for (std::int64_t s = 0; plan_.preferences && s < kernels::kPreferenceStats; ++s) {
+      if (homes_.is_at(sum.accumulator, preference_words(plan_, s))) adds_statistic(sum, s);
+    }
     if (sum.of != kernels::ExactSum::Of::values || !homes_.is_at(sum.accumulator, of_losses))
       return;
     ++whole(sum.x, of_losses).added;
@@ -69,9 +85,42 @@ class LossCheck {
       reject(plan_, at_, "adds to tallies that the step does not have");
     Losses& losses = whole(sums.x, tally_sums(plan_));
     if (sums.x.rows() != plan_.rows_of_micro_batch ||
-        !homes_.is_at(sums.into, tallies_[losses.targets]))
+        !homes_.is_at(sums.into, batches_[losses.targets].tallies))
       reject(plan_, at_, "counts samples in tallies of others");
     ++losses.tallied;
+  }
+
+  /// Losses of pairs take the place of those of all their targets.
+  void follow(const kernels::PreferenceLoss& pairs) {
+    const BufferId of_targets = homes_.home_of(pairs.target_losses).buffer;
+    const auto found = made_.find(of_targets);
+    if (found == made_.end()) reject(plan_, at_, "compares pairs by losses that nobody has made");
+    const BufferId targets = found->second.targets;
+    found->second.there.each({0, plan_.buffer(of_targets).bytes}, [&](bool there) {
+      if (!there) reject(plan_, at_, "compares pairs by losses that are not all of a micro-batch");
+    });
+    if (homes_.home_of(pairs.targets).buffer != targets ||
+        !homes_.is_at(pairs.reference, batches_[targets].reference))
+      reject(plan_, at_, "compares pairs with those of another micro-batch");
+    made_.erase(found);
+    const BufferUse use = homes_.home_of(pairs.losses);
+    Losses& losses = made_[use.buffer];
+    if (losses.targets >= 0) reject(plan_, at_, "makes losses again");
+    losses.there.assign(use.bytes, true);
+    losses.targets = targets;
+    losses.made = at_;
+    compared_[homes_.home_of(pairs.statistics).buffer] = {.made = at_};
+  }
+  /// Each statistic has words of its own.
+  void adds_statistic(const kernels::ExactSum& sum, std::int64_t statistic) {
+    const BufferUse use = homes_.home_of(sum.x);
+    const auto compared = compared_.find(use.buffer);
+    const std::int64_t bytes = plan_.buffer(use.buffer).bytes / kernels::kPreferenceStats;
+    const Range own{statistic * bytes, (statistic + 1) * bytes};
+    if (compared == compared_.end() || sum.of != kernels::ExactSum::Of::values || use.bytes != own)
+      reject(plan_, at_, "adds up what is not this statistic of pairs");
+    ++at(compared->second.added, statistic);
+    adds_to(sum.accumulator);
   }
 
   void follow(const kernels::Route& route) {
@@ -153,8 +202,12 @@ class LossCheck {
   const Homes& homes_;
   std::size_t at_ = 0;
   std::map<BufferId, Losses> made_;
-  std::map<BufferId, View> tallies_;  // by the targets' buffer of a micro-batch
-  RangeMap<bool> cleared_;            // bytes of words
+  struct Loaded {
+    View tallies, reference;
+  };
+  std::map<BufferId, Loaded> batches_;  // by the targets' buffer of a micro-batch
+  std::map<BufferId, Compared> compared_;
+  RangeMap<bool> cleared_;  // bytes of words
   std::map<BufferId, Routed> routed_;
   std::map<std::int32_t, std::int64_t> rows_;  // of choices, by unit
   bool summed_ = false;

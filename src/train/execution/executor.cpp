@@ -230,6 +230,13 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
     const auto begin = output.words.begin() + first;
     output.choices.assign(begin, begin + plan.choices.elements());
   }
+  if (plan.preferences) {
+    const std::int64_t first = (plan.preferences.data - plan.words.data) / size_of(DType::i64);
+    output.preferences.assign(std::span(output.words)
+                                  .subspan(static_cast<std::size_t>(first),
+                                           static_cast<std::size_t>(plan.preferences.elements())));
+    output.preferences.pairs = output.losses().targets;
+  }
   if (plan.confusion) {
     output.confusion.resize(static_cast<std::size_t>(plan.confusion.elements()));
     tier_.read(bound.real(plan.confusion).data,

@@ -14,6 +14,7 @@
 #include "streams/streams.hpp"
 #include "train/execution/whereabouts.hpp"
 #include "train/loss_sum.hpp"
+#include "train/preferences.hpp"
 
 namespace tessera::train {
 
@@ -86,6 +87,7 @@ struct StepOutput {
   std::int64_t tallies = 0;             // that the step has
   std::vector<std::int64_t> confusion;  // row by row, each document once
   std::vector<std::int64_t> choices;    // as Plan::choices
+  PreferenceSums preferences;           // of 0 pairs where samples are none
   bool applied = false;                 // the verdict, of training
 
   double sum(std::int64_t first_word) const {

@@ -56,7 +56,8 @@ constexpr EventField kDataChangedFields[] = {{"step", "", "that it goes on from"
                                              {"what", "", "what differs"}};
 constexpr EventField kStepFields[] = {
     {"step", "", "from 1; steps count attempts"},
-    {"loss", "nats", "mean over the targets of the global batch that count, before the update"},
+    {"loss", "nats",
+     "mean over the targets of the global batch that count, or over its pairs, before the update"},
     {"grad_norm", "", "of all gradients, before clipping"},
     {"lr", "",
      "learning rate of the update, with what `batch.lr_scaling` and rollbacks make of it"},
@@ -69,6 +70,11 @@ constexpr EventField kStepFields[] = {
      "an entry for each `layer` of experts: the choices of the `most` chosen expert over the mean "
      "of all (1: all are chosen alike), how many are `unused`, and how many choices were `dropped` "
      "for want of capacity; null where there are none"},
+    {"preferences", "",
+     "of pairs of answers: the share of pairs whose chosen answer has the larger reward "
+     "(`accuracy`), means of the rewards `reward_chosen` and `reward_rejected` and of their "
+     "difference (`margin`), and of log p - log p_reference of all answers (`log_ratio`); else "
+     "null"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",
@@ -106,7 +112,9 @@ constexpr EventField kStepFields[] = {
 constexpr EventField kEvaluateFields[] = {
     {"step", "", "after which it was"},
     {"loss", "nats", "mean over the targets that count of the validation data that it read"},
-    {"perplexity", "", "e to the power of the loss; null where documents or words are classified"},
+    {"perplexity", "",
+     "e to the power of the loss; null where documents or words are classified, or answers "
+     "compared"},
     {"bits_per_byte", "bits",
      "a byte of the text that the targets stand for, of which special tokens have none; null "
      "where no tokenizer is known"},
@@ -117,6 +125,7 @@ constexpr EventField kEvaluateFields[] = {
     {"confusion", "",
      "for each label, in the order of `labels.json`, how many of its documents or words were taken "
      "for each"},
+    {"preferences", "", "of pairs of answers, as in `step`; else null"},
     {"experts", "",
      "an entry for each `layer` of experts: how many `choices` of all tokens that it computed, "
      "padding too, were each expert; null where there are none"},
@@ -124,7 +133,7 @@ constexpr EventField kEvaluateFields[] = {
     {"targets", "", "of them that count"},
     {"sets", "",
      "an entry for each of `data.validation`: its `data`, and the same of it alone: `loss` "
-     "to `confusion`, and `targets`"},
+     "to `preferences`, and `targets`"},
     {"ms", "ms", "that it took"}};
 constexpr EventField kCheckpointFields[] = {
     {"step", "", "whose state it holds"},

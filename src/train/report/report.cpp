@@ -366,6 +366,16 @@ nlohmann::json experts_json(const model::ModelConfig& config, const StepResult& 
                    {"dropped", loads.dropped}});
   return all;
 }
+/// null where samples are no pairs.
+nlohmann::json preferences_json(const std::optional<Preferences>& p, const deck::Deck& deck) {
+  if (!p) return {};
+  const double beta = deck.task.beta.value_or(0);
+  return {{"accuracy", p->accuracy},
+          {"margin", beta * p->margin()},
+          {"reward_chosen", beta * p->chosen},
+          {"reward_rejected", beta * p->rejected},
+          {"log_ratio", p->log_ratio()}};
+}
 nlohmann::json choices_json(const model::ModelConfig& config, const Evaluation& evaluation) {
   nlohmann::json all;
   for (const ExpertLoads& loads : expert_loads(config, evaluation.choices))
@@ -389,6 +399,7 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
                   {"targets", r.targets},
                   {"corpora", corpora_json(r)},
                   {"experts", experts_json(run_.engine->inputs().model.config, r)},
+                  {"preferences", preferences_json(r.preferences, run_.deck)},
                   {"samples", at.samples},
                   {"sequence", run_.course.sequence(at.step)},
                   {"step_ms", r.times.total * 1e3},
@@ -438,13 +449,16 @@ void Report::step_line(const StepResult& r) const {
                     count_text(losses.targets, "target"));
   }
   if (!corpora.empty()) run_.log.say(" " + corpora);
+  if (r.preferences)
+    run_.log.say("  | " + to_text(*r.preferences, run_.deck.task.beta.value_or(0)));
 }
 
 namespace {
 
-/// null where documents were classified: it is of text.
+/// null where documents were classified or compared: it is of text.
 nlohmann::json perplexity_json(const TextLoss& loss) {
-  return loss.confusion.classes() > 0 ? nlohmann::json() : nlohmann::json(loss.perplexity());
+  return loss.confusion.classes() > 0 || loss.preferences ? nlohmann::json()
+                                                          : nlohmann::json(loss.perplexity());
 }
 nlohmann::json bits_json(const TextLoss& loss) {
   const auto bits = loss.bits_per_byte();
@@ -467,7 +481,7 @@ nlohmann::json counts_json(const Confusion& c) {
   return rows;
 }
 
-nlohmann::json set_json(const Evaluation::Set& set) {
+nlohmann::json set_json(const Evaluation::Set& set, const deck::Deck& deck) {
   return {{"data", set.path},
           {"loss", set.loss},
           {"perplexity", perplexity_json(set)},
@@ -475,6 +489,7 @@ nlohmann::json set_json(const Evaluation::Set& set) {
           {"accuracy", accuracy_json(set.confusion)},
           {"f1", f1_json(set.confusion)},
           {"confusion", counts_json(set.confusion)},
+          {"preferences", preferences_json(set.preferences, deck)},
           {"targets", set.targets}};
 }
 
@@ -483,9 +498,10 @@ nlohmann::json set_json(const Evaluation::Set& set) {
 void Report::evaluated(const Evaluation& evaluation) {
   const std::int64_t step = run_.course.progress.step;
   nlohmann::json sets = nlohmann::json::array();
-  for (const auto& set : evaluation.sets) sets.push_back(set_json(set));
+  for (const auto& set : evaluation.sets) sets.push_back(set_json(set, run_.deck));
   run_.log.record(
-      fmt::format("evaluate at step {} | {} | {} | {:.1f} s", step, to_text(evaluation),
+      fmt::format("evaluate at step {} | {} | {} | {:.1f} s", step,
+                  to_text(evaluation, run_.deck.task.beta),
                   count_text(evaluation.sequences, samples_word(evaluation)), evaluation.seconds),
       {{"event", "evaluate"},
        {"step", step},
@@ -495,13 +511,15 @@ void Report::evaluated(const Evaluation& evaluation) {
        {"accuracy", accuracy_json(evaluation.confusion)},
        {"f1", f1_json(evaluation.confusion)},
        {"confusion", counts_json(evaluation.confusion)},
+       {"preferences", preferences_json(evaluation.preferences, run_.deck)},
        {"experts", choices_json(run_.engine->inputs().model.config, evaluation)},
        {"sequences", evaluation.sequences},
        {"targets", evaluation.targets},
        {"sets", sets},
        {"ms", evaluation.seconds * 1e3}});
   for (const std::string& line :
-       details(evaluation, run_.labels ? run_.labels->names : std::vector<std::string>()))
+       details(evaluation, run_.labels ? run_.labels->names : std::vector<std::string>(),
+               run_.deck.task.beta))
     run_.log.say("  " + line);
 }
 

@@ -6,6 +6,7 @@
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
 #include "data/labels.hpp"
+#include "data/pairs.hpp"
 #include "data/tokenizers.hpp"
 #include "io/file.hpp"
 #include "train/state/starting_state.hpp"
@@ -53,6 +54,22 @@ Seen corpus_of(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
   return {std::move(corpus), text};
 }
 
+/// What `check` says of the file of task.reference, which a first run of a deck has yet to make.
+std::string reference_text(const deck::LoadedDeck& loaded, const Seen& training,
+                           const Seen& validation) {
+  const deck::Deck& deck = loaded.deck;
+  if (!deck::has_pairs(deck.task.kind)) return "";
+  const std::string file = printable(*deck.task.reference);
+  if (!io::path_exists(*deck.task.reference)) {
+    return fmt::format(
+        "note: task.reference: {} is not here: tessera evaluate DECK --reference makes it\n", file);
+  }
+  for (const Seen* seen : {&training, &validation})
+    if (seen->corpus) data::open_references(deck, *seen->corpus);
+  data::check_reference_model(loaded);
+  return fmt::format("task.reference: {} is of this model and data\n", file);
+}
+
 }  // namespace
 
 std::string data_text(const deck::LoadedDeck& loaded) {
@@ -67,6 +84,7 @@ std::string data_text(const deck::LoadedDeck& loaded) {
     const std::string note = data::check_labels(loaded, *labels, deck::run_directory(deck));
     if (!note.empty()) text += fmt::format("note: {}\n", printable(note));
   }
+  text += reference_text(loaded, training, validation);
   const auto tokenizers = data::tokenizers_of_run(deck);
   data::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)

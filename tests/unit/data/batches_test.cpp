@@ -321,6 +321,45 @@ TEST_F(DocumentsTest, AreSeparate) {
 
 // A token budget: as many whole documents as fit, and padding, whose documents are no longer than
 // the others may be.
+// In whatever order samples come, and where a step has more samples than there are documents.
+TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
+  const std::filesystem::path prefix = directory_ / "pairs";
+  io::MegatronWriter tokens(prefix, kVocab);
+  for (const std::int32_t length : {3, 2, 6, 2, 4, 4, 2, 5}) {
+    tokens.append(std::vector<std::int32_t>(static_cast<std::size_t>(length), 7));
+    tokens.end_document();
+  }
+  tokens.publish();
+  const auto corpus = open(prefix);
+  deck::Deck deck;
+  deck.task.kind = deck::TaskKind::dpo;
+  deck.batch.sequence = 6;
+  deck.data.train = {{.path = prefix.string()}};
+  const SampleTokens samples = training_samples(*corpus, deck);
+  std::vector<std::int64_t> order;
+  for (std::int64_t pair = 0; pair < 4; ++pair) {
+    EXPECT_EQ(samples(2 * pair).end, samples(2 * pair + 1).begin);
+    order.push_back(samples(2 * pair).begin);
+  }
+  EXPECT_FALSE(std::ranges::is_sorted(order));
+  std::ranges::sort(order);
+  EXPECT_EQ(order, (std::vector<std::int64_t>{0, 5, 13, 21}));
+
+  const auto references = std::make_shared<const References>(
+      *corpus, std::vector<double>{-1, -2, -3, -4, -5, -6, -7, -8});
+  EXPECT_THROW(References(*corpus, {-1, -2}), DataError);
+  data::Batches batches(*corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Range{}; },
+                        {.documents = {.separate = true, .whole = true, .longest = 2},
+                         .pairs = true,
+                         .references = references});
+  batches.begin(4, {.sequence = 6, .micro = 2, .micro_batches = 3});
+  const StepTokens& step = batches.current();
+  EXPECT_EQ(step.counted, (std::vector<std::int64_t>{1, 0, 1, 0, 0, 0}));
+  EXPECT_EQ(step.count(), 2);
+  for (std::size_t s = 0; s < 4; s += 2) EXPECT_EQ(step.reference[s] - 1, step.reference[s + 1]);
+  EXPECT_EQ(step.reference[4], 0);
+}
+
 TEST_F(DocumentsTest, FillTokenBudgets) {
   const auto all = Sequences::of_documents(*masked_, {0, 21}, 11, 9, "data.train");
   ASSERT_EQ(all.count(), 2);

@@ -193,8 +193,17 @@ TEST_F(Chat, RefusesLinesByPlace) {
     const auto message = message_of<DataError>([&, n = name] { make(lines, n, tokenizer); });
     EXPECT_NE(message.find(expected), std::string::npos) << message;
   }
-  const auto nothing = message_of<DataError>(
+  const auto unanswered = message_of<DataError>(
       [&] { make(R"({"messages": [{"role": "user", "content": "a"}]})", "chatml", tokenizer); });
+  EXPECT_NE(
+      unanswered.find("$.messages: no turn of it is of a role that the template chatml learns "
+                      "(assistant)"),
+      std::string::npos)
+      << unanswered;
+  test::write_file(dir_ / "t.json",
+                   R"({"parts": [{"text": "{a}"}, {"text": "{b}", "learned": true}]})");
+  const auto nothing =
+      message_of<DataError>([&] { make(R"({"a": "x", "b": ""})", dir_ / "t.json", tokenizer); });
   EXPECT_NE(nothing.find("anything that the template learns"), std::string::npos) << nothing;
 }
 
@@ -203,6 +212,8 @@ TEST_F(Chat, RefusesTemplatesByPlaceAndMissingTokensByName) {
       {R"({"roles": {"a": {}}})", "nothing of it is \"learned\""},
       {R"({"roles": {"a": {"befor": "x", "learned": true}}})", "$.roles.a.befor: not a key"},
       {R"({"roles": {"a": {"before": "{x}", "learned": true}}})", "$.roles.a.before: {x}: only"},
+      {R"({"roles": {"a": {"joins": true, "learned": true}}})",
+       "$.roles.a: what joins the next turn"},
       {R"({"roles": {"a": {"before": "{", "learned": true}}})", "$.roles.a.before: a single brace"},
       {R"({"parts": [{"text": "}", "learned": true}]})", "$.parts[0].text: a single brace"},
       {R"({"parts": [{"learned": true}]})", "$.parts[0]: \"text\" is missing"},
@@ -220,7 +231,7 @@ TEST_F(Chat, RefusesTemplatesByPlaceAndMissingTokensByName) {
   EXPECT_NE(refusal("chatml", tokenizer_with({"<|im_start|>"})).find("no special token <|im_end|>"),
             std::string::npos);
   EXPECT_NE(refusal("plain", io::Tokenizer::bytes()).find("--eos TOKEN"), std::string::npos);
-  EXPECT_NE(refusal("chatm", io::Tokenizer::bytes()).find("there are chatml, llama3, plain"),
+  EXPECT_NE(refusal("chatm", io::Tokenizer::bytes()).find("there are chatml, llama3, gemma"),
             std::string::npos);
 }
 

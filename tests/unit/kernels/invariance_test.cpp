@@ -244,6 +244,16 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
                                .lse = part_lse,
                                .scale = scale.view(),
                                .vocab = 113});
+  const std::int64_t half = rows / 2;
+  Tensor reference(DType::f64, {2});
+  run(device, PreferenceLoss{.target_losses = part_lse.range(0, 2 * half).reshaped({2, half}),
+                             .targets = targets.view().range(0, 2 * half),
+                             .reference = reference.view(),
+                             .scale = scale.view(),
+                             .losses = output(DType::f32, {2}),
+                             .slopes = output(DType::f32, {2 * half}),
+                             .statistics = output(DType::f32, {kPreferenceStats}),
+                             .terms = {PreferenceKind::dpo, 0.1F, 0}});
   run(device,
       TreeSum{.parts = wide.view(), .bias = bias.view(), .out = output(type, {tokens, columns})});
   run(device, Convert{.x = x.view().reshaped({rows * columns}),

@@ -242,6 +242,55 @@ TEST(Check, RejectsLossesThatGoAstray) {
   }
 }
 
+/// The same of pairs of answers, as training compares them.
+Plan paired_plan(PlanPurpose purpose, std::int64_t tensor_rank) {
+  Case c = make_case(1, 2, 2, ReduceWhen::step);
+  c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+  c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+  c.inputs.logit_rows = 7;
+  c.inputs.preference = {.kind = kernels::PreferenceKind::dpo, .beta = 0.1F};
+  c.shape.purpose = purpose;
+  c.shape.micro = 4;
+  return make_plan(c.inputs, c.shape, {.tensor = tensor_rank});
+}
+
+// Pairs that are not compared, or by the losses or references of others; and what is said of them
+// that is in no sum, or twice in one.
+TEST(Check, RejectsPairsThatGoAstray) {
+  using kernels::ExactSum, kernels::PreferenceLoss;
+  for (const auto purpose : {PlanPurpose::evaluate, PlanPurpose::train}) {
+    const Plan plan = paired_plan(purpose, 0);
+    EXPECT_NO_THROW(check(plan));
+    EXPECT_EQ(targets_of(plan), plan.group(MeshGroup::data).size * 2 * 2) << "pairs";
+    expect_rejected(without_or_again<ExactSum>(plan), "the step's sums");
+    expect_rejected(without_or_again<PreferenceLoss>(plan), "losses of pairs");
+    const auto batches =
+        std::array{std::get<LoadBatch>(plan.ops[0].call), std::get<LoadBatch>(plan.ops[1].call)};
+    expect_rejected(with_each<PreferenceLoss>(plan,
+                                              [&](PreferenceLoss& p) {
+                                                const bool first =
+                                                    p.reference.data == batches[0].reference.data;
+                                                p.reference = batches[first ? 1 : 0].reference;
+                                              }),
+                    "references of others");
+    EXPECT_NO_THROW(check(paired_plan(purpose, 1)));
+  }
+}
+
+// Questions of multiple choice, and what a reference model says, are of targets.
+TEST(MakePlan, OfTargetsHasTheStateOfOneOfPairs) {
+  Case c = make_case(3, 2, 2, ReduceWhen::micro);
+  c.inputs.preference = {.kind = kernels::PreferenceKind::ipo, .beta = 1};
+  c.shape.purpose = PlanPurpose::evaluate;
+  const Plan of_pairs = make_plan(c.inputs, c.shape, {});
+  c.shape.of_targets = true;
+  const Plan of_targets = make_plan(c.inputs, c.shape, {});
+  EXPECT_EQ(of_targets.arena(ArenaId::state), of_pairs.arena(ArenaId::state));
+  EXPECT_TRUE(of_pairs.preferences);
+  EXPECT_FALSE(of_targets.preferences);
+  EXPECT_GT(targets_of(of_targets), targets_of(of_pairs));
+}
+
 // Choices that are not counted, twice, where other layers' are, or again where they are computed
 // again; and ranks that count the same ones.
 TEST(Check, RejectsChoicesThatGoAstray) {

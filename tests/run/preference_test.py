@@ -1,0 +1,216 @@
+"""Pairs of answers (DPO, IPO): as PyTorch trains on them, the same bits on every layout and over restarts, and what is
+refused."""
+
+import json
+import pathlib
+import shutil
+import sys
+import unittest
+
+from tessera import SOURCE, RunTest, change
+
+sys.path.insert(0, str(SOURCE / "tests" / "data"))
+import preference_models as models  # noqa: E402
+
+LAYOUTS = ((1, {"batch__micro": 8}), (1, {"batch__micro": 4, "memory__logits": 7}),
+           (2, {"zero__stage": 3}), (4, {"zero__stage": 1}),
+           (2, {"parallel__tensor": 2, "zero__stage": 0, "recompute__policy": "full"}),
+           (2, {"parallel__pipeline": 2, "recompute__policy": "selective"}),
+           (4, {"parallel__tensor": 2, "parallel__pipeline": 2, "parallel__schedule": "zero_bubble",
+                "memory__logits": 20}),
+           (4, {"parallel__tensor": 2, "zero__stage": 2, "zero__reduce": "micro"}))
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
+              "checkpoint__every": 2, "checkpoint__keep": 9}
+SAID = ("loss", "grad_norm", "accuracy", "margin", "reward_chosen", "reward_rejected", "log_ratio")
+
+
+def said_of(step):
+    return {**step, **step["preferences"]}
+
+
+class PreferenceTest(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.pairs = self.dir / "pairs"
+        models.write(self.pairs)
+
+    def deck_of(self, run, kind, reference="reference", **changes):
+        deck = models.deck(kind, self.pairs, self.dir / f"{reference}.json")
+        return self.deck(run, change(deck, **changes))
+
+    def refer(self, ranks, deck):
+        job = self.run_job(ranks, "evaluate", deck, "--reference")
+        self.assertEqual(job.code, 0, job.output)
+        return job
+
+
+class Oracle(PreferenceTest):
+    def truth(self):
+        return json.loads((models.ORACLE / "preferences.json").read_text())
+
+    def compare(self, kind, layouts):
+        want = self.truth()
+        # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is, or as one rounding of
+        # a reference's sum of 50 is, for how far the former is in few steps is chance.
+        bound = {key: 8 * max(2**-24 * 50, *(abs(a[key] - b[key]) for a, b in zip(
+            want[kind]["float32"]["steps"], want[kind]["float64"]["steps"]))) for key in SAID}
+        bound["accuracy"] = 1e-9
+        worst_reference = 8 * max(abs(a - b) for of in want.values() for a, b in zip(
+            of["float32"]["reference"], of["float64"]["reference"]))
+        for number, (ranks, layout) in enumerate(layouts):
+            with self.subTest(kind=kind, ranks=ranks, **layout):
+                name = f"{kind}_{number}"
+                deck = self.deck_of(name, kind, reference=name, **layout)
+                self.refer(ranks, deck)
+                (of_train,) = json.loads((self.dir / f"{name}.json").read_text())["corpora"]
+                for got, log_p in zip(of_train["log_probabilities"],
+                                      want[kind]["float64"]["reference"], strict=True):
+                    self.assertLess(abs(got - log_p), worst_reference)
+                self.train(ranks, deck)
+                for at, (step, true) in enumerate(zip(self.steps_of(name),
+                                                      want[kind]["float64"]["steps"], strict=True)):
+                    self.assertEqual(step["targets"], models.GLOBAL // 2, "pairs")
+                    for key in SAID:
+                        if at == 0 and key == "accuracy":
+                            continue  # all ratios are 0, but for rounding
+                        self.assertLess(abs(said_of(step)[key] - true[key]), bound[key], (key, at))
+
+    def test_dpo(self):
+        self.compare("dpo", LAYOUTS)
+
+    def test_cdpo(self):
+        self.compare("cdpo", LAYOUTS[1:6:2])
+
+    def test_ipo(self):
+        self.compare("ipo", LAYOUTS[2:7:2])
+
+    def test_lora(self):
+        self.compare("lora", LAYOUTS[1:])
+
+
+class Bits(PreferenceTest):
+    def test_every_layout_and_restart_has_the_same_bits(self):
+        for kind, compute in (("dpo", "f32"), ("lora", "bf16")):
+            fixed = {**ANY_LAYOUT, "precision__compute": compute, "data__shuffle": True,
+                     "data__validation": [str(self.pairs)], "evaluate__every": 2,
+                     "evaluate__batches": 0, "model__dropout": 0.1, "reference": kind,
+                     "run__steps": 6}
+            one = self.deck_of(f"{kind}_one", kind, **fixed)
+            self.refer(1, one)
+            reference = (self.dir / f"{kind}.json").read_bytes()
+            want = self.train(1, one)
+            said = [s["preferences"] for s in self.steps_of(f"{kind}_one")]
+            evaluated = self.evaluated(f"{kind}_one")
+            self.assertEqual(evaluated[0][2], 22, "all pairs, of which a step has 4")
+            for ranks, layout in (
+                    (2, {"parallel__tensor": 2}),
+                    (4, {"parallel__tensor": 2, "zero__stage": 3}),
+                    (4, {"parallel__pipeline": 2, "zero__stage": 1, "recompute__policy": "selective"}),
+                    (2, {"zero__stage": 2, "recompute__policy": "full", "memory__logits": 4096})):
+                with self.subTest(kind=kind, **layout):
+                    name = "_".join([kind, *(k.split("__")[1] for k in layout)])
+                    deck = self.deck_of(name, kind, **{**fixed, **layout})
+                    self.refer(ranks, deck)
+                    self.assertEqual((self.dir / f"{kind}.json").read_bytes(), reference)
+                    self.assertEqual(self.train(ranks, deck), want)
+                    self.assertEqual([s["preferences"] for s in self.steps_of(name)], said)
+                    self.assertEqual(self.evaluated(name), evaluated)
+            self.go_back(f"{kind}_one", 2)
+            again = self.deck_of(f"{kind}_one", kind, **fixed, parallel__tensor=2, zero__stage=3)
+            self.assertEqual(self.train(4, again), want)
+
+    def evaluated(self, name):
+        return [(e["loss"], e["preferences"], e["targets"]) for e in self.evaluations_of(name)]
+
+    def test_evaluate_by_itself(self):
+        fixed = {"data__validation": [str(self.pairs)], "evaluate__every": 5, "evaluate__batches": 0}
+        deck = self.deck_of("run", "dpo", **fixed)
+        self.refer(1, deck)
+        self.train(2, deck)
+        (last,) = self.evaluations_of("run")
+        self.assertIsNone(last["perplexity"])
+        self.assertGreater(last["preferences"]["accuracy"], 0.5)
+        job = self.run_job(2, "evaluate", self.dir / "run")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn(f"loss {last['loss']:.6f} | accuracy {last['preferences']['accuracy']:.4f} | "
+                      "margin ", job.output)
+        self.assertIn("| 44 documents |", job.output)
+        job = self.run_job(0, "export", self.dir / "run", "--to", self.dir / "exported")
+        self.assertEqual(job.code, 0, job.output)
+        # It is a language model, with which another deck may begin; not that of these references.
+        job = self.run_job(1, "train", self.deck_of("next", "dpo",
+                                                    model__init_from=str(self.dir / "exported")))
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("is of another model than model.init_from", " ".join(job.output.split()))
+
+    def test_f16_scales_losses_once(self):
+        deck = self.deck_of("half", "dpo", precision__compute="f16")
+        self.refer(1, deck)
+        self.train(2, deck)
+        want = json.loads((models.ORACLE / "preferences.json").read_text())["dpo"]["float64"]["steps"]
+        for step, true in zip(self.steps_of("half"), want, strict=True):
+            # Log p of some ten tokens, each to 2^-11 of a loss of 5; norms are sums of these.
+            self.assertLess(abs(step["loss"] - true["loss"]), 0.05)
+            self.assertLess(abs(step["grad_norm"] / true["grad_norm"] - 1), 0.05)
+
+
+class Refused(PreferenceTest):
+    def expect(self, code, text, *arguments, **changes):
+        job = self.run_job(1, *(arguments or ("train",)), self.deck_of("bad", "dpo", **changes))
+        self.assertEqual(job.code, code, job.output)
+        self.assertIn(text, " ".join(job.output.split()))
+
+    def test_decks(self):
+        self.expect(2, "batch.micro = 1 is odd", batch__micro=1)
+        self.expect(2, "task.reference is missing: task.kind = \"dpo\" needs the file",
+                    task__reference=None)
+        self.expect(2, "model.init_from is missing", model__init_from=None, model__family="gpt2",
+                    model__layers=1, model__heads=2, model__hidden=16, model__vocab=211,
+                    model__context=24)
+        self.expect(2, "task.z_loss does not go with task.kind = \"dpo\"", task__z_loss=1e-4)
+        self.expect(2, "give less than 0.5", task__label_smoothing=0.5)
+        self.expect(2, "task.label_smoothing does not go with task.kind = \"ipo\"",
+                    task__kind="ipo", task__label_smoothing=0.1)
+        self.expect(2, "task.beta has no effect with task.kind = \"lm\"", task__kind="lm")
+        self.expect(2, "a sample is a document", data__documents="joined")
+        self.expect(2, "data.separator does not go with", data__separator=3)
+        self.expect(2, "does not go with optimizer.name = \"onebit_adam\"",
+                    optimizer__name="onebit_adam", optimizer__compress_after=4,
+                    optimizer__clip_norm=0)
+        self.expect(2, "task.kind = \"lm\" compares nothing", "evaluate", "--reference",
+                    task__kind="lm", task__beta=None, task__reference=None)
+
+    def test_data(self):
+        self.expect(3, "more than the 10 that batch.sequence allows", batch__sequence=10)
+        pathlib.Path(f"{self.pairs}.pairs.json").write_text('{"pairs": 7}')
+        self.expect(3, "its documents are no pairs of answers")
+        pathlib.Path(f"{self.pairs}.pairs.json").unlink()
+        self.expect(3, "make it with tessera tokenize --pairs")
+
+    def test_references_of_something_else(self):
+        self.expect(3, "reference.json is not there: make it with tessera evaluate DECK --reference")
+        deck = self.deck_of("good", "dpo")
+        self.refer(1, deck)
+        bytes_of = pathlib.Path(f"{self.pairs}.bin").read_bytes()
+        pathlib.Path(f"{self.pairs}.bin").write_bytes(bytes_of[2:] + bytes_of[:2])
+        self.expect(3, "is of other data than")
+        pathlib.Path(f"{self.pairs}.bin").write_bytes(bytes_of)
+        other = self.dir / "model"
+        shutil.copytree(models.ORACLE / "gpt2", other)
+        weights = bytearray((other / "model.safetensors").read_bytes())
+        weights[-3] ^= 1
+        (other / "model.safetensors").write_bytes(weights)
+        self.expect(3, "is of another model than model.init_from", model__init_from=str(other))
+        self.expect(3, "is of another model than", "check", "--ranks", "2",
+                    model__init_from=str(other))
+        self.expect(0, "reference.json is of this model and data", "check", "--ranks", "2")
+        self.expect(0, "note: task.reference: ", "check", "--ranks", "2",
+                    task__reference=str(self.dir / "later.json"))
+        (self.dir / "reference.json").write_text('{"format": 1, "model": "0x"}')
+        self.expect(3, 'reference.json: $.model: expected 16 hexadecimal digits, found "0x"')
+        job = self.run_job(2, "train", self.deck_of("none", "dpo", reference="none"), each=True)
+        self.assertEqual(job.codes, [3, 3], job.output)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
