@@ -128,6 +128,17 @@ class Elsewhere(LayoutTest):
             self.assertEqual(job.code, 0, job.output)
             said.append(re.search(r"loss (\S+)", job.output)[1])
         self.assertEqual(len(set(said)), 1, said)
+        (self.dir / "questions.jsonl").write_text(
+            "".join(json.dumps({"context": "ab" * i, "choices": ["c", "de f"], "answer": 0}) + "\n"
+                    for i in (1, 4, 5)))
+        found = []
+        for ranks in (1, 2, 4):
+            out = self.dir / f"found_{ranks}.jsonl"
+            job = self.run_job(ranks, "evaluate", self.dir / "run", "--choices",
+                               self.dir / "questions.jsonl", "--tokenizer", "bytes", "--out", out)
+            self.assertEqual(job.code, 0, job.output)
+            found.append(out.read_text())
+        self.assertEqual(len(set(found)), 1, found)
         job = self.run_job(1, "inspect", self.dir / "run" / "checkpoints" / "step_00000004")
         self.assertIn("data 1 x context 2 x", job.output)
 
