@@ -42,7 +42,8 @@ constexpr std::array kBuiltIn = {
 "user": {"before": "<start_of_turn>user\n", "after": "<end_of_turn>\n"},
 "assistant": {"before": "<start_of_turn>model\n", "end": "<end_of_turn>", "after": "\n",
               "learned": true}}})j"},
-    BuiltIn{"llama2", 0, R"j({"special_tokens": ["<s>", "</s>"], "trim": true, "alternates": true,
+    BuiltIn{"llama2", 0, R"j({"special_tokens": ["<s>", "</s>"], "trim": true,
+"trim_joined": true, "alternates": true,
 "roles": {"system": {"before": "<<SYS>>\n", "after": "\n<</SYS>>\n\n", "joins": true},
 "user": {"before": "<s>[INST] ", "after": " [/INST]"},
 "assistant": {"begin": " ", "end": " </s>", "learned": true}}})j"},
@@ -50,7 +51,7 @@ constexpr std::array kBuiltIn = {
 "optional_tokens": ["[INST]", "[/INST]"], "begin": "<s>", "alternates": true,
 "roles": {"user": {"before": "[INST] ", "after": " [/INST]"},
 "assistant": {"end": "</s>", "learned": true}}})j"},
-    BuiltIn{"phi3", 0x82fc89c04c54ba66,
+    BuiltIn{"phi3", 0,
             R"j({"special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>",
 "<|endoftext|>"], "end": "<|endoftext|>", "roles": {"system": {"before": "<|system|>\n", "end": "<|end|>", "after": "\n"},
 "user": {"before": "<|user|>\n", "end": "<|end|>", "after": "\n"},
@@ -71,11 +72,22 @@ constexpr std::array kBuiltIn = {
 /// A Jinja text in which line ends are such, whether a file has them so or as \\n.
 std::string plain_jinja(std::string_view jinja) { return replace_all(jinja, "\\n", "\n"); }
 
+/// Without what Python's str.strip(), which templates trim by, takes from both ends.
 std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\n\v\f\r";
-  const std::size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
+  constexpr std::array<std::string_view, 29> kSpaces = {
+      " ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",
+      "\x1e",   "\x1f",   "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002",
+      "\u2003", "\u2004", "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a",
+      "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
+  const auto taken = [&](auto&& at_end) {
+    const auto space = std::ranges::find_if(kSpaces, at_end);
+    return space == kSpaces.end() ? std::size_t{0} : space->size();
+  };
+  while (const std::size_t n = taken([&](auto space) { return text.starts_with(space); }))
+    text.remove_prefix(n);
+  while (const std::size_t n = taken([&](auto space) { return text.ends_with(space); }))
+    text.remove_suffix(n);
+  return text;
 }
 
 void allow_only(const JsonCursor& object, std::initializer_list<std::string_view> keys) {
@@ -137,11 +149,12 @@ ChatTemplate ChatTemplate::parse(std::string_view text, const std::string& name)
     allow_only(root, {"special_tokens", "optional_tokens", "parts"});
     parts->for_each_item([&](const JsonCursor& p) { made.parts_.push_back(made.parse_part(p)); });
   } else {
-    allow_only(
-        root, {"special_tokens", "optional_tokens", "begin", "end", "trim", "alternates", "roles"});
+    allow_only(root, {"special_tokens", "optional_tokens", "begin", "end", "trim", "trim_joined",
+                      "alternates", "roles"});
     made.begin_ = made.optional_text(root, "begin");
     made.end_ = made.optional_text(root, "end");
     made.trim_ = root.flag("trim");
+    made.trim_joined_ = root.flag("trim_joined");
     made.alternates_ = root.flag("alternates");
     root["roles"].for_each_member([&](const std::string& role, const JsonCursor& value) {
       made.roles_.emplace(role, made.parse_role(value));
@@ -288,9 +301,17 @@ class ChatTemplate::Turns {
       return;
     }
     of_.add(role.before, false, place, pieces_);
-    std::ranges::move(joining_, std::back_inserter(pieces_));
+    std::string whole = content;
+    const auto is_token = [](const TemplatePiece& piece) { return piece.token.has_value(); };
+    if (of_.trim_joined_ && std::ranges::none_of(joining_, is_token)) {
+      std::string joined;
+      for (const TemplatePiece& piece : joining_) joined += piece.text;
+      whole.insert(0, joined);
+    } else {
+      std::ranges::move(joining_, std::back_inserter(pieces_));
+    }
     joining_.clear();
-    const std::string_view said = of_.trim_ ? trimmed(content) : content;
+    const std::string_view said = of_.trim_ ? trimmed(whole) : whole;
     of_.add(role.begin, learned, place, pieces_);
     pieces_.push_back({std::string(said), std::nullopt, learned});
     of_.add(role.end, learned, place, pieces_);
@@ -348,6 +369,8 @@ std::vector<TemplatePiece> ChatTemplate::render(const JsonCursor& line,
   Turns all(*this, line, pieces);
   turns->for_each_item([&](const JsonCursor& turn) { all.add(turn, /*of_prompt=*/false); });
   all.finish(*turns);
+  if (all.learned() > 0 && !all.says_something())
+    turns->fail("the turns to learn from say nothing");
   if (all.learned() == 0)
     turns->fail(fmt::format("no turn of it is of a role that the template {} learns ({})", name_,
                             fmt::join(learned_roles(), ", ")));
@@ -368,6 +391,26 @@ static std::int64_t common_turns(const JsonCursor& chosen, const JsonCursor& rej
   return common;
 }
 
+/// How many messages at an answer's begin are the prompt, which stands beside it too: all messages
+/// of the prompt, or up to a user's that says its text.
+static std::int64_t repeated_turns(const JsonCursor& answer, const JsonCursor& prompt) {
+  const nlohmann::json &said = answer.raw(), &before = prompt.raw();
+  if (prompt.is_array()) {
+    const bool repeats =
+        answer.size() > prompt.size() && std::equal(before.begin(), before.end(), said.begin());
+    return repeats ? prompt.size() : 0;
+  }
+  for (std::size_t i = 0; i + 1 < said.size(); ++i) {
+    if (!said[i].is_object()) return 0;
+    const bool shared = said[i].contains("from");
+    const auto content = said[i].find(shared ? "value" : "content");
+    if (content != said[i].end() && *content == before) return static_cast<std::int64_t>(i) + 1;
+    const auto role = said[i].find(shared ? "from" : "role");
+    if (role == said[i].end() || *role != "system") return 0;
+  }
+  return 0;
+}
+
 std::vector<TemplatePiece> ChatTemplate::render_answer(const JsonCursor& line,
                                                        const std::string& answer) const {
   std::vector<TemplatePiece> pieces;
@@ -379,7 +422,11 @@ std::vector<TemplatePiece> ChatTemplate::render_answer(const JsonCursor& line,
   }
   Turns all(*this, line, pieces);
   std::int64_t of_prompt = 0;  // messages of the answer
-  if (const auto prompt = line.find("prompt"); prompt && prompt->is_text()) {
+  if (said.is_array() && line.find("prompt"))
+    of_prompt = repeated_turns(said, *line.find("prompt"));
+  if (of_prompt > 0) {
+    // The answer says the prompt too.
+  } else if (const auto prompt = line.find("prompt"); prompt && prompt->is_text()) {
     all.add(role_named("user"), prompt->text(), *prompt, true);
   } else if (prompt) {
     if (!prompt->is_array() || prompt->size() == 0) prompt->expected("a text or messages");

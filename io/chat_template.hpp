@@ -118,7 +118,7 @@ class ChatTemplate {
   std::string name_;
   std::vector<std::string> special_, optional_;
   Text begin_, end_;
-  bool trim_ = false, alternates_ = false;
+  bool trim_ = false, trim_joined_ = false, alternates_ = false;
   std::map<std::string, Role> roles_;  // of conversations
   std::vector<Part> parts_;            // of other lines
   std::map<std::string, std::int32_t> ids_;

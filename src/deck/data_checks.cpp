@@ -252,7 +252,8 @@ class DataChecker : DeckChecker {
     count_targets_first();
     refuse_with_kind("task.z_loss", task.z_loss > 0, "losses are of pairs, not of targets");
     refuse_with_kind("task.label_smoothing",
-                     task.label_smoothing >= (task.kind == TaskKind::ipo ? 1e-300 : 0.5),
+                     task.kind == TaskKind::ipo ? task.label_smoothing > 0
+                                                : static_cast<float>(task.label_smoothing) >= 0.5F,
                      task.kind == TaskKind::ipo ? "it is of dpo (leave it out)"
                                                 : "with half of the preferences wrong there is "
                                                   "nothing to learn (give less than 0.5)");

@@ -443,7 +443,12 @@ PairedTargets classify_pairs(UnitContext& u, const ModelConfig& c, const HeadWei
     losses_of_chunks(u, c, logits, of, {}, made.lse.range(rows.begin, rows.count()));
     if (rows.count() == x.rows()) made.logits = logits;
   }
-  if (u.scale) made.slopes = of_targets();
+  PreferenceTerms terms = u.preference;
+  if (u.scale) {
+    made.slopes = of_targets();
+  } else {
+    terms.label_smoothing = 0;  // evaluation has none
+  }
   u.run(PreferenceLoss{.target_losses = made.losses.reshaped({batch.batch, batch.sequence}),
                        .targets = batch.targets,
                        .reference = batch.reference,
@@ -451,7 +456,7 @@ PairedTargets classify_pairs(UnitContext& u, const ModelConfig& c, const HeadWei
                        .losses = losses,
                        .slopes = made.slopes,
                        .statistics = u.preference_statistics,
-                       .terms = u.preference});
+                       .terms = terms});
   return made;
 }
 

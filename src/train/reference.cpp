@@ -65,6 +65,14 @@ void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
         "ipo",
         loaded.where("task.kind"), enum_word(deck.task.kind)));
   });
+  const std::filesystem::path file = *deck.task.reference;
+  io::LogProbabilities all;
+  // Before and behind: what is computed meanwhile is of this model, and there is room for it.
+  control.together([&] {
+    if (control.rank() != 0) return;
+    all.model = io::hash_model(*deck.model.init_from);
+    if (file.has_parent_path()) io::create_directories(file.parent_path());
+  });
   const auto training = data::open_training(loaded, control);
   const auto validation = data::open_validation(loaded, control);
   const std::int64_t data_ranks = setup::mesh_of(deck, control.size()).batch_ranks();
@@ -73,7 +81,6 @@ void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
   shape.of_targets = true;
   const deck::LoadedDeck reference = reference_deck(loaded);
   TrainedEngine trained(reference, job, shape, "master");
-  io::LogProbabilities all;
   std::int64_t documents = 0;
   for (const auto& [corpus, name] :
        {std::pair{training.get(), "data.train"}, std::pair{validation.get(), "data.validation"}}) {
@@ -86,11 +93,12 @@ void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
       if (control.rank() == 0) all.corpora.back().files = io::identify(*corpus);
     });
   }
-  const std::filesystem::path file = *deck.task.reference;
   control.together([&] {
     if (control.rank() != 0) return;
-    all.model = io::hash_model(*deck.model.init_from);
-    if (file.has_parent_path()) io::create_directories(file.parent_path());
+    if (io::hash_model(*deck.model.init_from) != all.model) {
+      throw DataError(fmt::format("{}: the model has changed meanwhile; nothing is written",
+                                  printable(*deck.model.init_from)));
+    }
     io::write_log_probabilities(file, all);
   });
   if (control.rank() != 0) return;

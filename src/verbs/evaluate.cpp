@@ -47,6 +47,18 @@ Verb evaluate(CLI::App& app) {
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             const auto deck = load_on_all(job.control, *options, Layout::fitted);
             if (options->reference) {
+              job.control.together([&] {
+                if (options->choices.weights != train::ChoicesOptions{}.weights) {
+                  throw DeckError(
+                      "--ema takes weights of a run, but --reference is of model.init_from: leave "
+                      "one out");
+                }
+                if (deck.checkpoint) {
+                  throw DeckError(
+                      "--reference is of the model that a run begins with: give the deck, not a "
+                      "run or checkpoint");
+                }
+              });
               train::write_reference(deck.loaded, job);
             } else if (options->choices.questions.empty()) {
               train::evaluate_deck(deck.loaded, job, options->choices.weights);

@@ -46,7 +46,7 @@ TEMPLATES = {
                "{% else %}{% set turns = messages %}{% set system = '' %}{% endif %}"
                "{% for message in turns %}" + ALTERNATE +
                "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + "
-               "((system if loop.first else '') + message['content'] | trim) + ' [/INST]' }}"
+               "((system if loop.first else '') + message['content']) | trim + ' [/INST]' }}"
                "{% else %}{% generation %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}"
                "{% endgeneration %}{% endif %}{% endfor %}"),
     "mistral": ("<s>", "</s>",
@@ -73,6 +73,8 @@ def conversations(name):
             turns.append({"role": "system", "content": text().strip()})
         for turn in range(rng.randint(1, 3)):
             said = [text(), text().lstrip()]
+            if number % 4 == 3:  # with what str.strip() takes
+                said[0] = "  \u00a0" + said[0] + "\u3000"
             if number % 5 == 4:
                 said[1] = "\n" * rng.randint(0, 2) + said[1]
             turns += [{"role": "user", "content": said[0]}, {"role": "assistant", "content": said[1]}]
