@@ -117,15 +117,19 @@ class Pairs(ChatTest):
                  {"prompt": [user("Hi"), said("Yo"), user("And")], "chosen": [said("Yes")],
                   "rejected": "No"},
                  {"chosen": [user("Hi"), said("Yes"), user("So"), said("x")],
-                  "rejected": [user("Hi"), said("No")]}]
+                  "rejected": [user("Hi"), said("No")]},
+                 {"prompt": "Hi", "chosen": [user("Hi"), said("Yes")],  # the answers say it too
+                  "rejected": [user("Hi"), said("No")]},
+                 {"prompt": [user("Hi")], "chosen": [user("Hi"), said("Yes")], "rejected": "No"}]
         for ranks in (0, 3):
             output = self.tokenize(lines, "--pairs", "--chat", self.template, ranks=ranks)
-            self.assertIn("out.pairs.json: 3 pairs of answers", output)
-            self.assertEqual(json.loads((self.dir / "out.pairs.json").read_text()), {"pairs": 3})
+            self.assertIn("out.pairs.json: 5 pairs of answers", output)
+            self.assertEqual(json.loads((self.dir / "out.pairs.json").read_text()), {"pairs": 5})
             self.assertEqual(self.texts(), [
                 ("U:Hi\nA:Yes.\n", "Yes."), ("U:Hi\nA:No.\n", "No."),
                 ("U:Hi\nA:Yo.\nU:And\nA:Yes.\n", "Yes."), ("U:Hi\nA:Yo.\nU:And\nA:No.\n", "No."),
-                ("U:Hi\nA:Yes.\nU:So\nA:x.\n", "Yes.x."), ("U:Hi\nA:No.\n", "No.")])
+                ("U:Hi\nA:Yes.\nU:So\nA:x.\n", "Yes.x."), ("U:Hi\nA:No.\n", "No.")]
+                + 2 * [("U:Hi\nA:Yes.\n", "Yes."), ("U:Hi\nA:No.\n", "No.")])
         self.tokenize([{"messages": [user("Hi"), said("Yo")]}], "--chat", self.template)
         self.assertFalse((self.dir / "out.pairs.json").exists(), "of another text")
 
