@@ -394,6 +394,7 @@ class Search {
     const std::string context = context_ > 1 ? fmt::format(" x {}", context_) : "";
     return fmt::format("{}{} x {} x {}", data, context, c.pipeline, c.tensor);
   }
+  int grid_width() const { return context_ > 1 ? 36 : 26; }
   static std::string schedule(const Choice& c) {
     if (c.pipeline == 1) return "-";
     return c.virtual_stages == 1 ? std::string(enum_word(c.schedule))
@@ -403,20 +404,20 @@ class Search {
   std::string table(std::span<const Found> shown) const {
     std::string text = fmt::format(
         "{} on {} of {}, {}: {} of {} a step; {} compared\n"
-        "{:>2}{:>11}{:>12}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
+        "{:>2}{:>11}{:>12}{:>7}  {:<{}}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
         name_, count_text(layout_.ranks, "rank"), machine_.name, count_text(layout_.nodes, "node"),
         count_text(global_, "sequence"), sequence_,
         count_text(std::ssize(found_) + slower_, "layout"), "", "step", "tokens/s", "MFU",
-        context_ > 1 ? "data x context x pipe x tensor" : "data x pipeline x tensor", "schedule",
-        "micro", "ZeRO", "recompute", "memory", "idle");
+        context_ > 1 ? "data x context x pipeline x tensor" : "data x pipeline x tensor",
+        grid_width(), "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(
-          "{:>2}{:>8} ms{:>12.5g}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
+          "{:>2}{:>8} ms{:>12.5g}{:>7}  {:<{}}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
           fmt::format("{}{:.1f}", f.exact ? "" : "~", f.step * 1e3), f.speed.tokens_per_s,
           f.speed.mfu ? fmt::format("{:.1f}%", 100 * *f.speed.mfu) : "n/a", grid(f.data, f.choice),
-          schedule(f.choice), f.choice.micro, f.choice.stage, enum_word(f.choice.recompute),
-          human_bytes(f.memory), 100 * (1 - f.least / f.step));
+          grid_width(), schedule(f.choice), f.choice.micro, f.choice.stage,
+          enum_word(f.choice.recompute), human_bytes(f.memory), 100 * (1 - f.least / f.step));
     }
     text += "the first:";
     for (const std::string& set : shown.front().choice.sets())
