@@ -34,28 +34,28 @@ DataFile described(const File& file, std::uint64_t hash) {
   return {.path = file.path().string(), .bytes = file.size(), .hash = hash};
 }
 
-DataFile whole(const std::filesystem::path& path) {
-  const File file(path, OpenMode::read);
-  return described(file, hash_whole(file));
-}
-
 /// The index, targets and labels of a token file, where it has such.
 void add_companions(const TokenCorpus::TokenFile& tokens, std::int64_t pieces,
                     std::vector<DataFile>& all) {
-  if (tokens.index) all.push_back(whole(*tokens.index));
+  if (tokens.index) all.push_back(identify(*tokens.index));
   if (const auto targets = targets_of(tokens)) {
     const File marks(megatron_bin(*targets), OpenMode::read);
     all.push_back(described(marks, hash_sample(marks, pieces)));
-    all.push_back(whole(megatron_idx(*targets)));
+    all.push_back(identify(megatron_idx(*targets)));
   }
   if (const auto labels = labels_of(tokens)) {
     for (const auto& path : {megatron_bin(*labels), megatron_idx(*labels),
                              std::filesystem::path(labels->string() + ".json")})
-      all.push_back(whole(path));
+      all.push_back(identify(path));
   }
 }
 
 }  // namespace
+
+DataFile identify(const std::filesystem::path& path) {
+  const File file(path, OpenMode::read);
+  return described(file, hash_whole(file));
+}
 
 std::vector<DataFile> identify(const TokenCorpus& corpus) {
   const auto files = static_cast<std::int64_t>(corpus.files().size());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,6 +28,8 @@ struct DataFile {
 /// of reading, or one MiB a file, but a change of a few of them in the midst of a large file may
 /// pass.
 std::vector<DataFile> identify(const TokenCorpus& corpus);
+/// Another file that a run is trained on, hashed whole.
+DataFile identify(const std::filesystem::path& file);
 
 /// What differs, naming file and both values; nothing if all is the same. Paths are not compared.
 std::optional<std::string> find_difference(std::span<const DataFile> saved,

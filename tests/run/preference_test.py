@@ -118,6 +118,10 @@ class Bits(PreferenceTest):
             self.go_back(f"{kind}_one", 2)
             again = self.deck_of(f"{kind}_one", kind, **fixed, parallel__tensor=2, zero__stage=3)
             self.assertEqual(self.train(4, again), want)
+            (self.dir / f"{kind}.json").write_bytes(reference + b"\n")
+            job = self.run_job(4, "train", again)
+            self.assertEqual(job.code, 3, job.output)
+            self.assertIn(f"{kind}.json has {len(reference) + 1} bytes", " ".join(job.output.split()))
 
     def evaluated(self, name):
         return [(e["loss"], e["preferences"], e["targets"]) for e in self.evaluations_of(name)]
