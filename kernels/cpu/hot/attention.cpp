@@ -8,7 +8,6 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-constexpr int kTileVecs = kTile / kLanes;
 constexpr float kMasked = -__builtin_inff();
 
 constexpr std::int64_t at_most(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
