@@ -7,36 +7,6 @@
 #include "io/unicode.hpp"
 
 namespace tessera::io {
-namespace {
-
-/// The last character of a text, if it ends in one.
-std::optional<Utf8Char> last_character(std::string_view text) {
-  for (std::size_t length = 1; length <= std::min<std::size_t>(4, text.size()); ++length) {
-    const auto character = first_utf8_char(text.substr(text.size() - length));
-    if (character && character->length == length) return character;
-  }
-  return std::nullopt;
-}
-
-/// Bytes of white space at the end, or at the begin, of a text.
-std::size_t space_at_end(std::string_view text) {
-  std::size_t bytes = 0;
-  for (auto c = last_character(text); c && is_white_space(c->code_point);
-       c = last_character(text.substr(0, text.size() - bytes)))
-    bytes += c->length;
-  return bytes;
-}
-
-std::size_t space_at_begin(std::string_view text) {
-  std::size_t bytes = 0;
-  for (auto c = first_utf8_char(text); c && is_white_space(c->code_point);
-       c = first_utf8_char(text.substr(bytes)))
-    bytes += c->length;
-  return bytes;
-}
-
-}  // namespace
-
 AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& all, bool normalized,
                                    const Normalizer& normalizer) {
   for (const AddedToken& token : all) {
@@ -65,12 +35,13 @@ AddedTokenFinder::Place AddedTokenFinder::place_of(const AddedToken& token, std:
   Place place{.begin = at, .end = at + token.content.size()};
   const std::string_view before = text.substr(0, place.begin), behind = text.substr(place.end);
   if (token.single_word) {
-    const auto left = last_character(before), right = first_utf8_char(behind);
+    const auto left = last_utf8_char(before), right = first_utf8_char(behind);
     place.possible = !(left && is_word_character(left->code_point)) &&
                      !(right && is_word_character(right->code_point));
   }
-  if (token.takes_left) place.begin = std::max(place.begin - space_at_end(before), done);
-  if (token.takes_right) place.end += space_at_begin(behind);
+  if (token.takes_left)
+    place.begin = std::max(place.begin - bytes_at_end(before, is_white_space), done);
+  if (token.takes_right) place.end += bytes_at_begin(behind, is_white_space);
   return place;
 }
 

@@ -9,6 +9,8 @@
 #include "core/hash.hpp"
 #include "io/file.hpp"
 #include "io/replace_all.hpp"
+#include "io/unicode.hpp"
+#include "io/utf8.hpp"
 
 namespace tessera::io {
 namespace {
@@ -74,19 +76,9 @@ std::string plain_jinja(std::string_view jinja) { return replace_all(jinja, "\\n
 
 /// Without what Python's str.strip(), which templates trim by, takes from both ends.
 std::string_view trimmed(std::string_view text) {
-  constexpr std::array<std::string_view, 29> kSpaces = {
-      " ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",
-      "\x1e",   "\x1f",   "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002",
-      "\u2003", "\u2004", "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a",
-      "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
-  const auto taken = [&](auto&& at_end) {
-    const auto space = std::ranges::find_if(kSpaces, at_end);
-    return space == kSpaces.end() ? std::size_t{0} : space->size();
-  };
-  while (const std::size_t n = taken([&](auto space) { return text.starts_with(space); }))
-    text.remove_prefix(n);
-  while (const std::size_t n = taken([&](auto space) { return text.ends_with(space); }))
-    text.remove_suffix(n);
+  const auto is_taken = [](char32_t c) { return is_white_space(c) || (c >= 0x1c && c <= 0x1f); };
+  text.remove_prefix(bytes_at_begin(text, is_taken));
+  text.remove_suffix(bytes_at_end(text, is_taken));
   return text;
 }
 

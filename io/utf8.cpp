@@ -1,5 +1,7 @@
 #include "io/utf8.hpp"
 
+#include <algorithm>
+
 namespace tessera::io {
 namespace {
 
@@ -47,6 +49,30 @@ std::optional<Utf8Char> first_utf8_char(std::string_view text) {
   const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
   if (overlong || surrogate || code_point > 0x10FFFF) return std::nullopt;
   return Utf8Char{code_point, length};
+}
+
+std::optional<Utf8Char> last_utf8_char(std::string_view text) {
+  for (std::size_t length = 1; length <= std::min<std::size_t>(4, text.size()); ++length) {
+    const auto character = first_utf8_char(text.substr(text.size() - length));
+    if (character && character->length == length) return character;
+  }
+  return std::nullopt;
+}
+
+std::size_t bytes_at_begin(std::string_view text, bool (*is_of_kind)(char32_t)) {
+  std::size_t bytes = 0;
+  for (auto c = first_utf8_char(text); c && is_of_kind(c->code_point);
+       c = first_utf8_char(text.substr(bytes)))
+    bytes += c->length;
+  return bytes;
+}
+
+std::size_t bytes_at_end(std::string_view text, bool (*is_of_kind)(char32_t)) {
+  std::size_t bytes = 0;
+  for (auto c = last_utf8_char(text); c && is_of_kind(c->code_point);
+       c = last_utf8_char(text.substr(0, text.size() - bytes)))
+    bytes += c->length;
+  return bytes;
 }
 
 std::size_t valid_utf8_prefix(std::string_view text) {

@@ -17,6 +17,13 @@ struct Utf8Char {
 /// (overlong forms, surrogates and code points above 10FFFF are not).
 std::optional<Utf8Char> first_utf8_char(std::string_view text);
 
+/// The character that `text` ends with, likewise.
+std::optional<Utf8Char> last_utf8_char(std::string_view text);
+
+/// Bytes of the characters at the begin, or at the end, of `text` that are of a kind.
+std::size_t bytes_at_begin(std::string_view text, bool (*is_of_kind)(char32_t));
+std::size_t bytes_at_end(std::string_view text, bool (*is_of_kind)(char32_t));
+
 /// Bytes at the start of `text` that are valid UTF-8.
 std::size_t valid_utf8_prefix(std::string_view text);
 
