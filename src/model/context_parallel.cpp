@@ -49,18 +49,15 @@ struct AllKeys {
 void attend_gathered(UnitContext& u, const Attention& a) {
   const ContextRegion& r = u.context;
   const AllKeys keys(u, a.k, a.v);
-  for (std::int64_t share = 0; share < r.own(); ++share) {
-    for (const std::int64_t half : {0, 1}) {
-      const OwnChunk chunk = own_chunk(u, share, half);
-      Attention own = a;
-      own.q = chunk.of(a.q, r.samples), own.out = chunk.of(a.out, r.samples);
-      own.lse = chunk.of(a.lse, r.samples);
-      own.k = keys.k(), own.v = keys.v();
-      own.first = chunk.first_token;
-      if (a.dropout) own.dropout.samples = a.dropout.samples.range(0, r.samples);
-      u.run(own);
-    }
-  }
+  for_each_own_chunk(u, [&](const OwnChunk& chunk) {
+    Attention own = a;
+    own.q = chunk.of(a.q, r.samples), own.out = chunk.of(a.out, r.samples);
+    own.lse = chunk.of(a.lse, r.samples);
+    own.k = keys.k(), own.v = keys.v();
+    own.first = chunk.first_token;
+    own.dropout = chunk.of(a.dropout, r.samples);
+    u.run(own);
+  });
 }
 
 /// Each share's queries give a part of the gradients of all keys. The parts are summed, in f32,
@@ -85,7 +82,7 @@ void attend_gathered_backward(UnitContext& u, const AttentionBackward& a) {
       own.d_k = part.col_range(0, keys.columns);
       own.d_v = part.col_range(keys.columns, keys.columns);
       own.first = chunk.first_token;
-      if (a.dropout) own.dropout.samples = a.dropout.samples.range(0, r.samples);
+      own.dropout = chunk.of(a.dropout, r.samples);
       own.write = half == 1 ? Write::overwrite : Write::add;
       u.run(own);
     }
@@ -240,14 +237,11 @@ void rotate(UnitContext& u, Rope rope, const View& x) {
     if (r.cut()) rope.longest = r.sequence;
     return u.run(rope);
   }
-  for (std::int64_t share = 0; share < r.own(); ++share) {
-    for (const std::int64_t half : {0, 1}) {
-      const OwnChunk chunk = own_chunk(u, share, half);
-      rope.x = chunk.of(x, r.samples);
-      rope.first_position = chunk.first_token;
-      u.run(rope);
-    }
-  }
+  for_each_own_chunk(u, [&](const OwnChunk& chunk) {
+    rope.x = chunk.of(x, r.samples);
+    rope.first_position = chunk.first_token;
+    u.run(rope);
+  });
 }
 
 void attend(UnitContext& u, const Attention& a) {

@@ -74,23 +74,20 @@ class ByChunks {
                     std::initializer_list<View Operation::*> operands) const {
     if (!a.dropout) return false;
     const std::int64_t samples = u_.context.samples, all = u_.micro_batch().batch;
-    for (std::int64_t share = 0; share < u_.context.own(); ++share) {
-      for (const std::int64_t half : {0, 1}) {
-        const OwnChunk chunk = own_chunk(u_, share, half);
-        Operation own = a;
-        for (View Operation::*of : operands) {
-          const View& v = a.*of;
-          if (!v) continue;
-          // Of rows that are not by sequence, such as statistics, as many for each.
-          const std::int64_t rows = v.rows() / all;
-          own.*of = v.extent(0) == all ? chunk.of(v, samples)
-                                       : v.row_range(chunk.first_sequence * rows, samples * rows);
-        }
-        own.dropout.first += chunk.first_token * columns;
-        own.dropout.samples = a.dropout.samples.range(chunk.first_sequence, samples);
-        whole_(own);
+    for_each_own_chunk(u_, [&](const OwnChunk& chunk) {
+      Operation own = a;
+      for (View Operation::*of : operands) {
+        const View& v = a.*of;
+        if (!v) continue;
+        // Of rows that are not by sequence, such as statistics, as many for each.
+        const std::int64_t rows = v.rows() / all;
+        own.*of = v.extent(0) == all ? chunk.of(v, samples)
+                                     : v.row_range(chunk.first_sequence * rows, samples * rows);
       }
-    }
+      own.dropout = chunk.of(a.dropout, samples);
+      own.dropout.first += chunk.first_token * columns;
+      whole_(own);
+    });
     return true;
   }
 
@@ -200,27 +197,28 @@ class ByShares {
   template <typename Operation, typename F>
   void each_share(const Operation& a, std::initializer_list<View Operation::*> gradients,
                   Write Operation::*write, F&& take_rows) const {
-    std::vector<ShareSum> sums;
-    std::int64_t parts = 0, others = 0;
+    struct Gradient {
+      View Operation::*of;
+      std::int64_t step;  // where it is a part already; 0: it is the sum
+      ShareSum sum;
+    };
+    std::vector<Gradient> all;
     for (View Operation::*of : gradients) {
-      const bool part = step_of(a.*of) > 0;
-      sums.emplace_back(u_, part ? View{} : a.*of);
-      if (a.*of) ++(part ? parts : others);
+      const std::int64_t step = step_of(a.*of);
+      if (a.*of) all.push_back({of, step, ShareSum(u_, step > 0 ? View{} : a.*of)});
     }
-    TESSERA_CHECK(parts == 0 || others == 0, "some gradients are parts, and others are not");
+    const bool parts = !all.empty() && all.front().step > 0;
+    for (const Gradient& g : all)
+      TESSERA_CHECK((g.step > 0) == parts, "some gradients are parts, and others are not");
     for (std::int64_t share = 0; share < shares_; ++share) {
       Operation own = a;
       take_rows(own, share);
-      std::size_t i = 0;
-      for (View Operation::*of : gradients) {
-        const std::int64_t step = step_of(a.*of);
-        own.*of = step > 0 ? moved(a.*of, share * step) : sums[i].part(share);
-        if (own.*of && step == 0) own.*write = Write::overwrite;
-        ++i;
-      }
+      for (const Gradient& g : all)
+        own.*g.of = parts ? moved(a.*g.of, share * g.step) : g.sum.part(share);
+      if (!parts) own.*write = Write::overwrite;
       whole_(own);
     }
-    for (ShareSum& sum : sums) sum.finish(a.*write);
+    for (Gradient& g : all) g.sum.finish(a.*write);
   }
 
   UnitContext& u_;

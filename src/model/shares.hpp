@@ -17,9 +17,20 @@ struct OwnChunk {
   View of(const View& v, std::int64_t samples) const {
     return v ? sequences(v, first_sequence, samples) : v;
   }
+  /// A mask with the samples of those sequences, if there is one.
+  kernels::Dropout of(kernels::Dropout dropout, std::int64_t samples) const {
+    if (dropout) dropout.samples = dropout.samples.range(first_sequence, samples);
+    return dropout;
+  }
 };
 /// Half 0 or 1 of one of this rank's shares.
 OwnChunk own_chunk(const UnitContext& u, std::int64_t share, std::int64_t half);
+/// f(chunk) for each of this rank's chunks, in their order.
+template <typename F>
+void for_each_own_chunk(const UnitContext& u, F&& f) {
+  for (std::int64_t share = 0; share < u.context.own(); ++share)
+    for (const std::int64_t half : {0, 1}) f(own_chunk(u, share, half));
+}
 
 /// A gradient of which each of this rank's shares of sequences gives a part; the parts are added in
 /// a tree. With one share the part is the gradient.

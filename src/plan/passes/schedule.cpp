@@ -50,7 +50,7 @@ class Scheduler {
         states_(states),
         layers_(model_layers(in.model.units)),
         parts_(layer_parts(in)),
-        rows_(plan.shape.purpose == PlanPurpose::flush ? MicroBatchRows{} : in.rows(plan.shape)),
+        rows_(in.rows(plan.shape)),
         training_(plan.shape.purpose != PlanPurpose::evaluate) {}
 
   Scheduled run() {
