@@ -67,7 +67,7 @@ class ContextChecker : DeckChecker {
   void lengths() {
     if (!usable({"batch.sequence", "batch.curriculum", "parallel.tensor", "parallel.sequence"}))
       return;
-    const std::int64_t chunks = 2 * context_shares(deck_),
+    const std::int64_t chunks = context_chunks(deck_),
                        within = layout()      ? deck_.run.reproducible_tensor
                                 : p_.sequence ? p_.tensor
                                               : 1,

@@ -97,7 +97,8 @@ class Resolver {
       value.place = SourceLocation{key.place, 0, 0};
       if (loaded_.origins.contains(name)) {
         if (key.fixed && find_row(name)->rules.on_resume == OnResume::architecture)
-          (is_of(kPositions, name) ? of_positions : others).emplace_back(name, value);
+          (is_of(kPositions, name) || is_of(kScaling, name) ? of_positions : others)
+              .emplace_back(name, value);
       } else if (is_of(kScaling, name)) {
         of_scaling.emplace_back(name, value);
       } else {
@@ -263,20 +264,12 @@ class Resolver {
   }
 
   /// Keys that say where tokens are, for which a model has no weights if its positions are rotary:
-  /// a user may extend the context that it was trained with. The parameters of scaling are among
-  /// them.
+  /// a user may extend the context that it was trained with. Scaling has parameters.
   static constexpr std::array kScaling = {"model.rope_factor", "model.rope_original_context",
                                           "model.rope_low_frequency", "model.rope_high_frequency",
                                           "model.rope_magnitude"};
-  static constexpr std::array kPositions = {"model.context",
-                                            "model.rope_theta",
-                                            "model.rope_local_theta",
-                                            "model.rope_scaling",
-                                            "model.rope_factor",
-                                            "model.rope_original_context",
-                                            "model.rope_low_frequency",
-                                            "model.rope_high_frequency",
-                                            "model.rope_magnitude"};
+  static constexpr std::array kPositions = {"model.context", "model.rope_theta",
+                                            "model.rope_local_theta", "model.rope_scaling"};
   template <std::size_t N>
   static bool is_of(const std::array<const char*, N>& keys, std::string_view name) {
     return std::ranges::find(keys, name) != keys.end();

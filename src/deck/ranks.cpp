@@ -86,6 +86,11 @@ std::int64_t context_shares(const Deck& deck) {
                                                        : deck.parallel.context;
 }
 
+std::int64_t context_chunks(const Deck& deck) {
+  const std::int64_t shares = context_shares(deck);
+  return shares > 1 ? 2 * shares : 1;
+}
+
 bool heads_divide(const Deck& deck) {
   return deck.model.kv_heads % (tensor_chunks(deck) * deck.parallel.context) == 0;
 }

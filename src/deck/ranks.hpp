@@ -14,6 +14,8 @@ std::int64_t tensor_chunks(const Deck& deck);
 /// Into how many shares each sequence is cut over context ranks (plan::ContextInputs); 1: it is
 /// whole.
 std::int64_t context_shares(const Deck& deck);
+/// Into how many equal chunks that are: two a share; 1: it is whole.
+std::int64_t context_chunks(const Deck& deck);
 
 /// Whether heads can be divided over context ranks: an equal part of the kv heads of each chunk of
 /// layers for each.

@@ -88,10 +88,9 @@ plan::PlanShape choices_shape(const deck::LoadedDeck& loaded, const Questions& a
   const deck::Deck& deck = loaded.deck;
   // What tensor ranks and chunks divide, and fp8 products.
   std::int64_t granule = std::lcm(deck.parallel.tensor, deck.run.reproducible_tensor);
-  const std::int64_t shares = deck::context_shares(deck);
-  if (shares > 1) granule *= 2 * shares;
+  granule *= deck::context_chunks(deck);
   if (deck.precision.matmul == deck::Matmul::fp8)
-    granule = std::lcm(granule, kernels::kFp8Granule * shares);
+    granule = std::lcm(granule, kernels::kFp8Granule * deck::context_shares(deck));
   // Frequencies that follow the length of a step would depend on other choices of the file.
   const bool dynamic = deck.model.rope_scaling == RopeScalingKind::dynamic;
   const std::int64_t context =

@@ -83,8 +83,7 @@ Advice unequal_stages(const Checked& c) {
 
 Advice whole_sequences(const Checked& c) {
   const deck::ParallelSection& p = c.deck().parallel;
-  const std::int64_t shares = deck::context_shares(c.deck()),
-                     divisor = p.tensor * (shares > 1 ? 2 * shares : 1);
+  const std::int64_t divisor = p.tensor * deck::context_chunks(c.deck());
   if (p.tensor == 1 || p.sequence || c.deck().batch.sequence % divisor != 0) return std::nullopt;
   return "parallel.sequence = true keeps fewer activations and sends the same bytes";
 }
