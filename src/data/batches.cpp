@@ -22,10 +22,8 @@ DocumentRule document_rule(const deck::Deck& deck) {
 BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
   BatchRules rules{.documents = document_rule(deck), .masking = {}, .labels = {}, .references = {}};
   if (deck.task.labels) rules.labels = std::make_shared<LabelledDocuments>(corpus, deck.task);
-  if (deck::has_pairs(deck.task.kind)) {
-    rules.pairs = true;
+  if (deck::has_pairs(deck.task.kind))
     rules.references = std::make_shared<References>(open_references(deck, corpus));
-  }
   if (deck.task.kind == deck::TaskKind::mlm) {
     rules.masking =
         MaskRule{.share = deck.task.masked.value_or(0),
@@ -35,6 +33,11 @@ BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
                  .seed = static_cast<std::uint64_t>(deck.run.seed)};
   }
   return rules;
+}
+
+/// How many of these targets count.
+static std::int64_t counted_of(std::span<const std::int32_t> targets) {
+  return std::ranges::count_if(targets, [](std::int32_t target) { return target >= 0; });
 }
 
 StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
@@ -49,11 +52,11 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       step.samples.push_back(sample);
       const Range tokens = tokens_of_(sample);
       labels_ ? read_document(tokens, length, step) : read_sequence(sample, tokens, length, step);
-      step.counted.push_back(std::ranges::count_if(std::span(step.targets).subspan(before),
-                                                   [](std::int32_t t) { return t >= 0; }));
+      step.counted.push_back(counted_of(std::span(step.targets).subspan(before)));
       step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
-      if (references_) step.reference.push_back(tokens.empty() ? 0 : references_->at(tokens.begin));
-      if (pairs_ && sample % 2 == 1) count_pair(step);
+      if (!references_) continue;
+      step.reference.push_back(tokens.empty() ? 0 : references_->at(tokens.begin));
+      if (sample % 2 == 1) count_pair(step);
     }
   }
   step.keep_chunks(documents_.positions);
@@ -232,8 +235,7 @@ void StepTokens::keep_chunks(bool by_document) {
     std::ranges::copy(of(whole.targets), std::back_inserter(targets));
     samples.push_back(at(whole.samples, sample));
     tallies.push_back(at(whole.tallies, sample));
-    counted.push_back(
-        std::ranges::count_if(of(whole.targets), [](std::int32_t t) { return t >= 0; }));
+    counted.push_back(counted_of(of(whole.targets)));
     for (std::int64_t t = begin; t < begin + length; ++t) {
       const bool of_document = by_document && !documents.empty();
       const std::int64_t from = of_document ? at(documents, 2 * t) : 0,

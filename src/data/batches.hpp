@@ -66,10 +66,9 @@ struct BatchRules {
   /// A sample is a document, whose label is its only target, or whose words' labels are those of
   /// their first tokens.
   std::shared_ptr<const LabelledDocuments> labels;
-  /// Samples 2 i and 2 i + 1 are a pair of answers, which has one loss: what is counted are pairs,
-  /// each with its chosen sample.
-  bool pairs = false;
-  std::shared_ptr<const References> references;  // of pairs that are compared
+  /// Where there are some, samples 2 i and 2 i + 1 are a pair of answers, which has one loss: what
+  /// is counted are pairs, each with its chosen sample.
+  std::shared_ptr<const References> references;
 };
 /// How the deck has documents in sequences.
 DocumentRule document_rule(const deck::Deck& deck);
@@ -111,7 +110,6 @@ class Batches {
         documents_(rules.documents),
         masking_(rules.masking),
         labels_(rules.labels),
-        pairs_(rules.pairs),
         references_(rules.references) {}
 
   /// Starts reading the step whose first global sample is `first`.
@@ -140,7 +138,6 @@ class Batches {
   DocumentRule documents_;
   std::optional<MaskRule> masking_;
   std::shared_ptr<const LabelledDocuments> labels_;
-  bool pairs_ = false;
   std::shared_ptr<const References> references_;
   StepTokens current_;
   std::future<StepTokens> pending_;

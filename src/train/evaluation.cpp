@@ -85,17 +85,42 @@ void add_choices(std::vector<std::int64_t>& sum, std::span<const std::int64_t> m
   for (std::size_t i = 0; i < more.size(); ++i) sum[i] += more[i];
 }
 
+/// What batches of a set add up to.
+struct SetSums {
+  LossSum losses;
+  Confusion confusion;
+  PreferenceSums preferences;
+  std::vector<std::int64_t> choices;
+  double bytes = 0;  // of text that this rank's targets are
+};
+
 }  // namespace
 
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
-                                   const TextBytes& text_bytes, const std::function<bool()>& stop) {
+                                   const data::BatchRules& rules, const TextBytes& text_bytes,
+                                   const std::function<bool()>& stop) {
   const auto begin = SteadyClock::now();
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.batch_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.batch_ranks();
   const PreparedPlan& prepared = engine.prepared(shape);
-  data::BatchRules rules;
-  control.together([&] { rules = data::batch_rules(deck, validation); });
+  // Of so many rounds of batches; nothing where they are given up.
+  const auto sums_of = [&](data::Batches& batches, std::int64_t rounds) {
+    std::optional<SetSums> sums(std::in_place);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      StepInput input;
+      input.set(plan::StepFlag::stop, stop());
+      control.together([&] { batches.begin(round * global, engine.share(shape)); });
+      const StepOutput output = engine.run(prepared, input, batches.current());
+      if (output.count(plan::StepFlag::stop) > 0) return std::optional<SetSums>();
+      sums->losses.add(output.losses());
+      if (!output.confusion.empty()) sums->confusion.add(output.confusion);
+      sums->preferences.add(output.preferences);
+      add_choices(sums->choices, output.choices);
+      if (engine.counts_targets()) sums->bytes += bytes_of(batches.current(), text_bytes);
+    }
+    return sums;
+  };
   Evaluation evaluation;
   const bool paired = static_cast<bool>(prepared.plan().preferences);
   LossSum all;
@@ -111,22 +136,9 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
         deck.evaluate.batches > 0 ? std::min(deck.evaluate.batches, all_rounds) : all_rounds;
     data::Batches batches(
         validation, [&](std::int64_t s) { return s < count ? sequences[s] : Range{}; }, rules);
-    LossSum sum;
-    Confusion confusion;
-    PreferenceSums preferences;
-    double bytes = 0;
-    for (std::int64_t round = 0; round < rounds; ++round) {
-      StepInput input;
-      input.set(plan::StepFlag::stop, stop());
-      control.together([&] { batches.begin(round * global, engine.share(shape)); });
-      const StepOutput output = engine.run(prepared, input, batches.current());
-      if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
-      sum.add(output.losses());
-      if (!output.confusion.empty()) confusion.add(output.confusion);
-      preferences.add(output.preferences);
-      add_choices(evaluation.choices, output.choices);
-      if (engine.counts_targets()) bytes += bytes_of(batches.current(), text_bytes);
-    }
+    const auto sums = sums_of(batches, rounds);
+    if (!sums) return std::nullopt;
+    const LossSum& sum = sums->losses;
     if (sum.targets == 0) {
       throw DataError(
           fmt::format("data.validation: {}: none of the targets that an evaluation reads of it "
@@ -135,14 +147,15 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                       deck.data.validation[set]));
     }
     all.add(sum);
-    bytes = control.sum(bytes);
+    const double bytes = control.sum(sums->bytes);
     evaluation.bytes += bytes;
-    evaluation.confusion.add(confusion);
+    evaluation.confusion.add(sums->confusion);
+    add_choices(evaluation.choices, sums->choices);
     evaluation.sequences += std::min(rounds * global, count);
-    evaluation.sets.push_back({{sum.mean(), sum.targets, bytes, confusion,
-                                paired ? std::optional(preferences.means()) : std::nullopt},
+    evaluation.sets.push_back({{sum.mean(), sum.targets, bytes, sums->confusion,
+                                paired ? std::optional(sums->preferences.means()) : std::nullopt},
                                deck.data.validation[set]});
-    all_preferences.add(preferences);
+    all_preferences.add(sums->preferences);
   }
   evaluation.loss = all.mean();
   if (paired) evaluation.preferences = all_preferences.means();
@@ -177,8 +190,10 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
   TrainedEngine trained(loaded, job, shape, weights);
   const TextBytes text_bytes = validation_bytes(deck, control);
   if (text_bytes.empty() && predicts_text(deck)) remark(control, kNoTextBytes);
-  const auto result =
-      evaluate(trained.engine(), control, deck, *validation, text_bytes, [] { return false; });
+  data::BatchRules rules;
+  control.together([&] { rules = data::batch_rules(deck, *validation); });
+  const auto result = evaluate(trained.engine(), control, deck, *validation, rules, text_bytes,
+                               [] { return false; });
   if (control.rank() == 0) {
     fmt::print("evaluate {} | {} | {} | {:.1f} s\n", trained.name(),
                to_text(*result, deck.task.beta),

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "data/batches.hpp"
 #include "io/token_files.hpp"
 #include "train/confusion.hpp"
 #include "train/execution/engine.hpp"
@@ -59,12 +60,13 @@ inline constexpr const char* kNoTextBytes =
 
 /// Over the first evaluate.batches batches of each entry of `validation`, which holds at least one,
 /// or over all of them if that is 0; the last one of documents that are classified may be filled
-/// up; `engine` has a plan of evaluation_shape. `text_bytes` is of validation_bytes(). Nothing if
-/// some rank's `stop` says, before a batch, to give it up. Collective. Throws DataError and IoError
-/// on every rank.
+/// up; `engine` has a plan of evaluation_shape. `rules` are batch_rules() of deck and validation,
+/// `text_bytes` of validation_bytes(). Nothing if some rank's `stop` says, before a batch, to give
+/// it up. Collective. Throws DataError and IoError on every rank.
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
-                                   const TextBytes& text_bytes, const std::function<bool()>& stop);
+                                   const data::BatchRules& rules, const TextBytes& text_bytes,
+                                   const std::function<bool()>& stop);
 
 /// Evaluates a TrainedEngine over data.validation, and throws as it does. Writes nothing but a line
 /// on rank 0's stdout, and one for each of several sets, so a training job may be at work in the

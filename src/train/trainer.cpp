@@ -355,11 +355,15 @@ void Trainer::evaluate_if_due() {
   if (!run_.validation || !run_.course.due(run_.deck.evaluate.every)) return;
   run_.job.whereabouts.begin("evaluating after", run_.course.progress.step);
   const Stopwatch watch(run_.control);
-  const auto result =
-      evaluate(*run_.engine, run_.control, run_.deck, *run_.validation, run_.validation_bytes, [&] {
-        stop_reason_ = stop_.reason(saves_->slowest());
-        return stop_reason_ && !run_.course.over();
-      });
+  if (!validation_rules_) {
+    run_.control.together(
+        [&] { validation_rules_ = data::batch_rules(run_.deck, *run_.validation); });
+  }
+  const auto result = evaluate(*run_.engine, run_.control, run_.deck, *run_.validation,
+                               *validation_rules_, run_.validation_bytes, [&] {
+                                 stop_reason_ = stop_.reason(saves_->slowest());
+                                 return stop_reason_ && !run_.course.over();
+                               });
   report_.add_evaluation(watch.read());
   if (result) return report_.evaluated(*result);
   stop_agreed_ = true;

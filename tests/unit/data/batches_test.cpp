@@ -348,10 +348,9 @@ TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
   const auto references = std::make_shared<const References>(
       *corpus, std::vector<double>{-1, -2, -3, -4, -5, -6, -7, -8});
   EXPECT_THROW(References(*corpus, {-1, -2}), DataError);
-  data::Batches batches(*corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Range{}; },
-                        {.documents = {.separate = true, .whole = true, .longest = 2},
-                         .pairs = true,
-                         .references = references});
+  data::Batches batches(
+      *corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Range{}; },
+      {.documents = {.separate = true, .whole = true, .longest = 2}, .references = references});
   batches.begin(4, {.sequence = 6, .micro = 2, .micro_batches = 3});
   const StepTokens& step = batches.current();
   EXPECT_EQ(step.counted, (std::vector<std::int64_t>{1, 0, 1, 0, 0, 0}));
