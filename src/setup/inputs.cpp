@@ -190,12 +190,37 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
   return plan::ShardingInputs::Secondary{};
 }
 
+namespace {
+
+plan::NumericsInputs numerics_inputs(const deck::Deck& deck, const optim::Optimizer& optimizer) {
+  plan::NumericsInputs in;
+  in.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
+  in.compute = dtype_of(deck.precision.compute);
+  in.accumulate = sum_type(deck.precision.accumulate);
+  in.wire = sum_type(deck.precision.gradients);
+  in.weight_blocks = weight_blocks(deck.zero.quantize);
+  in.gradient_blocks = gradient_blocks(deck.zero.quantize);
+  in.chunk_bytes = deck.zero.quantize.chunk.count;
+  in.error_feedback = deck.zero.quantize.error_feedback;
+  in.stochastic = deck.zero.quantize.stochastic;
+  if (optimizer.momentum) {
+    in.gradient_blocks = {.type = kernels::BlockType::sign, .block = optimizer.momentum->block};
+    in.error_feedback = true;
+  }
+  in.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
+                                                           : kernels::Operands::stored;
+  in.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
+                                                              : kernels::SumOrder::fixed;
+  return in;
+}
+
+}  // namespace
+
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const ComputesOn& on) {
   plan::PlanInputs in;
   in.model.config = model_config(deck.model, deck.task);
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
-  in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
   in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;
   in.layout.context = {.kind = deck::context_kind(deck), .shares = deck::context_shares(deck)};
@@ -203,20 +228,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.layout.node_of = nodes_of(deck, node_of);
   in.device = &on.device;
   in.layout.nccl = on.nccl;
-  in.numerics.compute = dtype_of(deck.precision.compute);
-  in.numerics.accumulate = sum_type(deck.precision.accumulate);
-  in.numerics.wire = sum_type(deck.precision.gradients);
-  in.numerics.weight_blocks = weight_blocks(deck.zero.quantize);
-  in.numerics.gradient_blocks = gradient_blocks(deck.zero.quantize);
-  in.numerics.chunk_bytes = deck.zero.quantize.chunk.count;
-  in.numerics.error_feedback = deck.zero.quantize.error_feedback;
-  in.numerics.stochastic = deck.zero.quantize.stochastic;
   in.optimizer = optim::make_optimizer(deck.optimizer);
-  if (in.optimizer.momentum) {
-    in.numerics.gradient_blocks = {.type = kernels::BlockType::sign,
-                                   .block = in.optimizer.momentum->block};
-    in.numerics.error_feedback = true;
-  }
+  in.numerics = numerics_inputs(deck, in.optimizer);
   const auto& blocks =
       in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;
   in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks,
@@ -224,10 +237,6 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                        .block = blocks ? blocks->block : 0,
                                        .experts = deck.model.moe.split,
                                        .expert_ranks = deck.parallel.experts > 1});
-  in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
-                                                                    : kernels::Operands::stored;
-  in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
-                                                                       : kernels::SumOrder::fixed;
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;
