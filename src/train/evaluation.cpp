@@ -94,6 +94,29 @@ struct SetSums {
   double bytes = 0;  // of text that this rank's targets are
 };
 
+/// Of so many rounds of batches; nothing where some rank's `stop` gives them up.
+std::optional<SetSums> sums_of(Engine& engine, const comm::Control& control,
+                               const PreparedPlan& prepared, data::Batches& batches,
+                               std::int64_t rounds, const TextBytes& text_bytes,
+                               const std::function<bool()>& stop) {
+  const data::BatchShare share = engine.share(prepared.plan().shape);
+  const std::int64_t global = share.micro_batches * share.micro * share.data_ranks;
+  SetSums sums;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    StepInput input;
+    input.set(plan::StepFlag::stop, stop());
+    control.together([&] { batches.begin(round * global, share); });
+    const StepOutput output = engine.run(prepared, input, batches.current());
+    if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
+    sums.losses.add(output.losses());
+    if (!output.confusion.empty()) sums.confusion.add(output.confusion);
+    sums.preferences.add(output.preferences);
+    add_choices(sums.choices, output.choices);
+    if (engine.counts_targets()) sums.bytes += bytes_of(batches.current(), text_bytes);
+  }
+  return sums;
+}
+
 }  // namespace
 
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
@@ -104,23 +127,6 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.batch_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.batch_ranks();
   const PreparedPlan& prepared = engine.prepared(shape);
-  // Of so many rounds of batches; nothing where they are given up.
-  const auto sums_of = [&](data::Batches& batches, std::int64_t rounds) {
-    std::optional<SetSums> sums(std::in_place);
-    for (std::int64_t round = 0; round < rounds; ++round) {
-      StepInput input;
-      input.set(plan::StepFlag::stop, stop());
-      control.together([&] { batches.begin(round * global, engine.share(shape)); });
-      const StepOutput output = engine.run(prepared, input, batches.current());
-      if (output.count(plan::StepFlag::stop) > 0) return std::optional<SetSums>();
-      sums->losses.add(output.losses());
-      if (!output.confusion.empty()) sums->confusion.add(output.confusion);
-      sums->preferences.add(output.preferences);
-      add_choices(sums->choices, output.choices);
-      if (engine.counts_targets()) sums->bytes += bytes_of(batches.current(), text_bytes);
-    }
-    return sums;
-  };
   Evaluation evaluation;
   const bool paired = static_cast<bool>(prepared.plan().preferences);
   LossSum all;
@@ -136,7 +142,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
         deck.evaluate.batches > 0 ? std::min(deck.evaluate.batches, all_rounds) : all_rounds;
     data::Batches batches(
         validation, [&](std::int64_t s) { return s < count ? sequences[s] : Range{}; }, rules);
-    const auto sums = sums_of(batches, rounds);
+    const auto sums = sums_of(engine, control, prepared, batches, rounds, text_bytes, stop);
     if (!sums) return std::nullopt;
     const LossSum& sum = sums->losses;
     if (sum.targets == 0) {
