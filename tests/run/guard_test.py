@@ -242,6 +242,15 @@ class Corruption(RunTest):
                 job = self.run_job(2, "train", deck, each=True)
                 self.assertEqual(set(job.codes), {PEER}, job.output)
                 self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
+    def test_a_flipped_bit_of_a_frozen_matrix_is_found(self):
+        deck = self.deck("frozen", tiny_deck(
+            self.corpus, run__steps=3, zero__stage=1, guard__check_replicas=1, adapter__kind="lora",
+            adapter__rank=2, adapter__targets=["*.attention.q.weight"],
+            fault__inject=["flip rank=1 step=2 tensor=block.1.mlp.up.weight"]))
+        job = self.run_job(2, "train", deck, each=True)
+        self.assertEqual(set(job.codes), {PEER}, job.output)
+        self.assertIn("block.1 differs between ranks 0 and 1", job.output)
+
     def compared(self, name):
         """How many elements each comparison of a run compared."""
         return [e["elements"] for e in metrics.read_events(self.dir / name)
@@ -253,6 +262,8 @@ class Corruption(RunTest):
         for ranks, stage, changes, elements in (
                 (3, 0, {}, None), (3, 1, {}, None), (3, 2, {}, None), (3, 3, {}, 0),
                 (2, 0, {}, None), (2, 2, {}, 0), (1, 0, {}, 0),
+                (2, 2, {"adapter__kind": "lora", "adapter__rank": 2,
+                        "adapter__targets": ["*.attention.q.weight"]}, None),
                 (4, 1, {"parallel__pipeline": 2}, 3 * tied),
                 (4, 3, {"parallel__pipeline": 2}, 3 * tied),
                 (4, 3, {"parallel__pipeline": 2, "model__tied_embeddings": False}, 0),

@@ -9,11 +9,25 @@
 namespace tessera::train {
 namespace {
 
-/// Each set of copies has a key: a data rank's slice has the world rank that owns it, and so has
-/// that of experts which data ranks divide, for fewer ranks have copies of that; what tensor ranks
-/// hold whole has the first of them, a tied matrix has the first stage's rank. With several data
-/// ranks and a ZeRO stage above 0, each data rank has a set of its own, for its shard.
-enum class Kind : std::int64_t { slice, slice_of_experts, whole, tied, count };
+/// Each set of copies has a key: a data rank's slice has the world rank that owns it; what tensor
+/// ranks hold whole has the first of them, a tied matrix has the first stage's rank. With several
+/// data ranks and a ZeRO stage above 0, each data rank has a set of its own, for its shard. Units
+/// of whose slices other ranks have copies are in other sets: experts that data ranks divide, and
+/// frozen units, whose owner has a copy as the others have.
+enum class Kind : std::int64_t {
+  slice,
+  slice_of_experts,
+  frozen_slice,
+  frozen_slice_of_experts,
+  whole,
+  tied,
+  count
+};
+Kind slice_kind(const model::UnitTraits& traits) {
+  const bool of_experts = traits.shared_by == MeshGroup::replicas;
+  if (traits.trained) return of_experts ? Kind::slice_of_experts : Kind::slice;
+  return of_experts ? Kind::frozen_slice_of_experts : Kind::frozen_slice;
+}
 
 struct Copies {
   const ModelState& state;
@@ -29,13 +43,15 @@ struct Copies {
     const Mesh& mesh = inputs.layout.mesh;
     const MeshPlace owner = mesh.place_of(key % mesh.size());
     MeshPlace own = mesh.place_of(rank);
-    switch (static_cast<Kind>(key / mesh.size())) {
+    const Kind kind = static_cast<Kind>(key / mesh.size());
+    switch (kind) {
       case Kind::slice:
-      case Kind::slice_of_experts: {
-        const MeshGroup shared_by = inputs.model.units[unit].traits.shared_by;
-        const bool of_experts = static_cast<Kind>(key / mesh.size()) == Kind::slice_of_experts;
-        if (of_experts != (shared_by == MeshGroup::replicas)) break;
-        const RankGroup sharers = mesh.group_of(rank, shared_by);
+      case Kind::slice_of_experts:
+      case Kind::frozen_slice:
+      case Kind::frozen_slice_of_experts: {
+        const model::UnitTraits& traits = inputs.model.units[unit].traits;
+        if (kind != slice_kind(traits)) break;
+        const RankGroup sharers = mesh.group_of(rank, traits.shared_by);
         const std::int64_t index = sharers.index(key % mesh.size());
         if (index >= 0 && index < sharers.count && sharers.rank(index) == key % mesh.size())
           return state.slice_copy(unit, index);
@@ -139,7 +155,9 @@ bool keeps_copies(const plan::PlanInputs& inputs) {
   const Mesh& mesh = inputs.layout.mesh;
   // Where states are in shards, a slice is compared among the ranks that do not own it.
   const Sharding sharding = inputs.sharded();
-  const bool data = !sharding.parameters && mesh.data > (sharding.states ? 2 : 1);
+  const bool whole = std::ranges::any_of(  // frozen units are on all that share them
+      inputs.model.units, [](const model::UnitDesc& unit) { return !unit.traits.trained; });
+  const bool data = !sharding.parameters && mesh.data > (sharding.states && !whole ? 2 : 1);
   const bool ends = mesh.pipeline > 1 && inputs.model.config.tied_embeddings;
   return data || mesh.tensor > 1 || ends;
 }
