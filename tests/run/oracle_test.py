@@ -63,7 +63,8 @@ def state_of(checkpoint):
     """(state, tensor) -> numbers of a checkpoint, in fp64."""
     with h5py.File(checkpoint / "model.h5") as file:
         return {(state, name): np.asarray(data, np.float64)
-                for state in file.keys() & {"master", "lamb_m", "lamb_v", "muon_m", "muon_v", "ema"}
+                for state in file.keys() & {"master", "lamb_m", "lamb_v", "muon_m", "muon_v", "lion_m", "sgd_m",
+                                         "ema"}
                 for name, data in file[state].items()}
 
 
@@ -210,6 +211,63 @@ class Oracle(RunTest):
             # rounding left there: 3.4445^5 = 485 times some 2^-24 of a matrix whose norm is 1; the
             # gradient that is made of two moments here has lost 1 / (1 - momentum) of its digits.
             self.assertLess(worst, 485 * 2**-24 * 10)
+
+    def states_by(self, run, steps, **optimizer):
+        """Of the steps of a run on two tensor and two data ranks, from the first on."""
+        truth = json.loads((ORACLE / "llama" / "losses.json").read_text())
+        deck = oracle_deck("llama", truth, 8, 1, 2, "step")
+        deck["run"]["steps"] = steps
+        deck["optimizer"] = optimizer
+        deck["schedule"] = {"kind": "constant"}
+        deck["parallel"] = {"tensor": 2, "sequence": False}
+        deck["checkpoint"] = {"every": 1, "keep": 9}
+        self.train(4, self.deck(run, deck))
+        return [state_of(self.dir / run / "checkpoints" / f"step_{step:08}")
+                for step in range(1, steps + 1)]
+
+    def test_sgd(self):
+        """Each step from the run's own state before it, as torch.optim.SGD has it: the decay of matrices
+        goes through the buffer."""
+        lr, momentum, decay = 0.05, 0.9, 0.05
+        plain, decayed = ({"name": "sgd", "lr": lr, "momentum": momentum, "weight_decay": d, "clip_norm": 0}
+                          for d in (0.0, decay))
+        for nesterov in (False, True):
+            states = self.states_by(f"sgd_{nesterov}", 4, **decayed, nesterov=nesterov)
+            for before, after in zip(states, states[1:]):
+                for name in (name for state, name in before if state == "master"):
+                    x, m, new_m = before["master", name], before["sgd_m", name], after["sgd_m", name]
+                    d = new_m - momentum * m + momentum * new_m if nesterov else new_m
+                    np.testing.assert_allclose(after["master", name], x - lr * d, rtol=0,
+                                               atol=2e-7 * max(1, np.abs(x).max()))
+        # The buffer after the first step is the gradient, of the same weights, and the decay's part.
+        (first,) = self.states_by("plain", 1, **plain)
+        (with_decay,) = self.states_by("decayed", 1, **decayed)
+        for name in (name for state, name in first if state == "master"):
+            g = first["sgd_m", name]
+            x = first["master", name] + lr * g
+            np.testing.assert_allclose(with_decay["sgd_m", name], g + (decay * x if x.ndim > 1 else 0),
+                                       rtol=0, atol=2e-7 * max(1, np.abs(x).max()))
+
+    def test_lion(self):
+        """Each step from the run's own state before it, by the formula of Chen et al. (2023): the sign of
+        one average moves the weights, another is kept."""
+        b1, b2, lr, decay = 0.9, 0.97, 1e-3, 0.05
+        states = self.states_by("lion", 5, name="lion", lr=lr, betas=[b1, b2], weight_decay=decay)
+        moved = all_ = 0
+        for before, after in zip(states, states[1:]):
+            for name in (name for state, name in before if state == "master"):
+                x, m = before["master", name], before["lion_m", name]
+                g = (after["lion_m", name] - b2 * m) / (1 - b2)
+                c = b1 * m + (1 - b1) * g
+                still = x - lr * decay * x if x.ndim > 1 else x
+                off = (still - after["master", name]) / lr
+                # Of what is next to nothing the sign is a matter of rounding; all else moves by lr.
+                sure = np.abs(c) > 1e-4 * np.abs(c).max()
+                tolerance = 2e-7 * max(1, np.abs(x).max()) / lr
+                np.testing.assert_allclose(off[sure], np.sign(c[sure]), rtol=0, atol=tolerance)
+                self.assertLessEqual(np.abs(off).max(), 1 + tolerance)
+                moved, all_ = moved + sure.sum(), all_ + sure.size
+        self.assertGreater(moved, 0.8 * all_, "all but rows of tokens that no sample has")
 
     def check_averaged(self, state, deck):
         """What export and evaluate take with --ema, and merge makes of several checkpoints."""
