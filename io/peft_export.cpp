@@ -67,7 +67,7 @@ std::string config_text(const PeftExport& options, const std::vector<Module>& mo
       {"fan_in_fan_out", !modules.empty() && modules[0].parts[0].transposed},
       {"init_lora_weights", true},
       {"inference_mode", true}};
-  return config.dump(2) + "\n";
+  return config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 /// A of all parts, one below the other.

@@ -173,9 +173,10 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
   const std::size_t more = problems.size() - std::min(problems.size(), kPeftProblemsShown);
   problems.resize(problems.size() - more);
   if (more > 0) problems.push_back(fmt::format("and {} more", more));
-  throw DataError(
-      Lines{fmt::format("{} is not of adapters beside that base:\n  {}",
-                        printable(file_.path().string()), fmt::join(problems, "\n  "))});
+  std::string message =
+      printable(fmt::format("{} is not of adapters beside that base:", file_.path().string()));
+  for (const std::string& problem : problems) message += "\n  " + printable(problem);
+  throw DataError(Lines{message});
 }
 
 std::vector<std::string> PeftAdapters::targets() const {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <utility>
 
 #include "core/bytes.hpp"
@@ -37,6 +38,7 @@ std::vector<std::string> expand(const std::string& pattern) {
   const int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
+  if (result == GLOB_NOSPACE) throw std::bad_alloc();
   if (result != 0)
     throw DataError(fmt::format("{}: no such file{}", pattern, full_path_text(pattern)));
   std::sort(paths.begin(), paths.end());

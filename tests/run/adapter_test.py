@@ -194,6 +194,22 @@ class Peft(AdapterTest):
                 (to / "adapter_config.json").write_text(json.dumps({**config, **change}))
                 self.refused(to, 3, *texts)
 
+    def test_names_of_tensors_are_shown_escaped(self):
+        to = self.dir / "evil"
+        shutil.copytree(SOURCE / "tests" / "data" / "hf" / "peft_llama3", to)
+        config = json.loads((to / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(SOURCE / "tests" / "data" / "hf" / "llama3")
+        (to / "adapter_config.json").write_text(json.dumps(config))
+        path = to / "adapter_model.safetensors"
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = data[8:end].decode().replace("down_proj.lora_A", r"\ntessera: done\u001b[2J.lora_A")
+        path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data[end:])
+        job = self.run_job(0, "import", to, "--to", self.dir / "nowhere")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn(r"\ntessera: done\x1b[2J", job.output)
+        self.assertNotIn("\x1b", job.output)
+
     def test_adapters_that_a_directory_has_no_place_for(self):
         """Of a shared expert, which no family's directory has; nothing is written."""
         deck = expert_models.deck("deepseek", self.corpus)

@@ -6,6 +6,8 @@
 #include "deck/load.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_verify.hpp"
+#include "io/hugging_face.hpp"
+#include "io/log_probabilities.hpp"
 #include "io/megatron.hpp"
 #include "io/safetensors.hpp"
 #include "io/token_files.hpp"
@@ -90,6 +92,31 @@ TEST(EveryAllocation, OfATokenizer) {
     return fmt::format("{}", fmt::join(tokenizer.encode("The quick brown fox"), " "));
   });
   EXPECT_GT(n, 1);
+}
+
+TEST(EveryAllocation, OfAModelDirectory) {
+  const auto directory = std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/hf/gpt2";
+  const auto n = refuse_every_allocation_apart([&] {
+    const io::HfModel model = io::HfModel::open(directory);
+    std::vector<float> read(4);
+    model.read("final_norm.bias", 0, read);
+    return fmt::format("{}", fmt::join(read, " "));
+  });
+  EXPECT_GT(n, 100);
+}
+
+TEST(EveryAllocation, OfWhatAReferenceModelSays) {
+  const TemporaryDirectory temporary;
+  const auto file = temporary.path() / "reference.json";
+  const io::LogProbabilities all{
+      .model = 7,
+      .corpora = {
+          {.files = {{.path = "tokens.bin", .bytes = 10, .hash = 9}}, .documents = {-1.5, -2.5}}}};
+  const auto n = refuse_every_allocation_apart([&] {
+    io::write_log_probabilities(file, all);
+    return fmt::format("{}", fmt::join(io::read_log_probabilities(file).corpora[0].documents, " "));
+  });
+  EXPECT_GT(n, 10);
 }
 
 /// libstdc++ lists directories in noexcept functions that allocate.

@@ -7,6 +7,7 @@
 
 #include "checkpoint_fixture.hpp"
 #include "core/error.hpp"
+#include "io/chat_template.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_verify.hpp"
 #include "io/file.hpp"
@@ -14,6 +15,7 @@
 #include "io/megatron.hpp"
 #include "io/system_calls.hpp"
 #include "io/token_files.hpp"
+#include "io/token_pairs.hpp"
 #include "io/tokenize.hpp"
 #include "io/tokenizer_files.hpp"
 #include "support/crash_disk.hpp"
@@ -232,6 +234,8 @@ io::Tokenizer tokenizer_of(const char* name) {
 struct Tokenized {
   std::vector<std::int32_t> ids, labels;
   std::string tokenizer;
+  std::vector<std::uint8_t> targets;
+  std::optional<std::int64_t> pairs;
   bool operator==(const Tokenized&) const = default;
 };
 
@@ -242,10 +246,15 @@ std::optional<Tokenized> read_tokens(const fs::path& prefix) {
   const fs::path beside = io::tokenizer_beside(prefix);
   const io::TokenCorpus corpus(entries, 1 << 20);
   Tokenized found{.ids = std::vector<std::int32_t>(static_cast<std::size_t>(corpus.tokens())),
-                  .tokenizer = io::path_exists(beside) ? io::Tokenizer::open(beside).json() : ""};
+                  .tokenizer = io::path_exists(beside) ? io::Tokenizer::open(beside).json() : "",
+                  .pairs = io::pairs_of(corpus.files()[0])};
   corpus.read(0, found.ids);
   if (const auto names = io::label_names_of(corpus.files()[0]))
     found.labels = io::read_document_labels(corpus.files()[0], *names);
+  if (corpus.has_targets()) {
+    found.targets.resize(found.ids.size());
+    corpus.read_targets(0, found.targets);
+  }
   return found;
 }
 
@@ -272,6 +281,43 @@ TEST(Crash, LeavesTokensOfOneTextWithTheirTokenizerAndLabelsOrNone) {
   disk.stop();
   const auto now = read_tokens(root / "out");
   disk.each_crash(12, 13, [&](std::size_t changes, const fs::path& after) {
+    if (HasFailure()) return;
+    SCOPED_TRACE(disk.describe(changes));
+    const auto found = read_tokens(after / "out");
+    EXPECT_TRUE(!found || found == old || found == now);
+    EXPECT_TRUE(changes < disk.changes() || found == now) << "reported as done, and lost";
+  });
+}
+
+// What is said of pairs lies beside the tokens in three more files.
+TEST(Crash, LeavesPairsOfAnswersWithTheirTargetsOrNone) {
+  const FastDirectory temporary;
+  const fs::path root = temporary.path() / "tokens";
+  fs::create_directory(root);
+  const fs::path chat_file = temporary.path() / "chat.json";
+  spit(chat_file,
+       R"({"parts": [{"text": "{prompt}"}, {"text": "{completion}", "learned": true}]})");
+  io::Tokenizer bytes = io::Tokenizer::bytes();
+  auto chat = io::ChatTemplate::open(chat_file.string());
+  chat.bind(bytes);
+  const auto make = [&](const std::string& prompt, int count) {
+    std::string lines;
+    for (int i = 0; i < count; ++i)
+      lines += fmt::format(R"({{"prompt": "{}", "chosen": "{}", "rejected": "no"}})"
+                           "\n",
+                           prompt, std::string(i + 1, 'y'));
+    spit(temporary.path() / "pairs.jsonl", lines);
+    tokenize_in_parts({temporary.path() / "pairs.jsonl"}, root / "out", bytes, 2,
+                      {.chat = &chat, .pairs = true});
+    return read_tokens(root / "out");
+  };
+  const auto old = make("a", 20);
+  ASSERT_EQ(old->pairs, 20);
+  ASSERT_EQ(old->targets.size(), old->ids.size());
+  CrashDisk disk(root);
+  const auto now = make("bcd", 30);
+  disk.stop();
+  disk.each_crash(12, 15, [&](std::size_t changes, const fs::path& after) {
     if (HasFailure()) return;
     SCOPED_TRACE(disk.describe(changes));
     const auto found = read_tokens(after / "out");
