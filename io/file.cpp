@@ -200,6 +200,21 @@ void write_text(const fs::path& path, std::string_view text) {
   file.publish();
 }
 
+void check_out(const fs::path& out, std::string_view name) {
+  std::error_code ignored;
+  const auto kind = fs::status(out, ignored).type();
+  if (!out.has_filename() || kind == fs::file_type::directory) {
+    throw IoError(fmt::format("--out \"{}\" names a directory: add the file's name, like {}",
+                              out.string(), (out / name).string()));
+  }
+  if (kind != fs::file_type::not_found && kind != fs::file_type::regular)
+    throw IoError(fmt::format("--out {} is a device or a pipe: name a file", out.string()));
+  if (const fs::path parent = out.parent_path();
+      !parent.empty() && !fs::is_directory(parent, ignored))
+    throw IoError(
+        fmt::format("--out {}: there is no directory {}: make it", out.string(), parent.string()));
+}
+
 void sync_directory(const fs::path& directory) {
   const int descriptor = system_calls::open(directory, O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) fail("open", directory, errno);

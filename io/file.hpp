@@ -100,6 +100,11 @@ class AtomicFile {
 /// Makes a file of this text, or replaces one: an AtomicFile.
 void write_text(const std::filesystem::path& path, std::string_view text);
 
+/// Refuses, with an IoError and before long work, what --out names and write_text() would put a
+/// file in the place of: a device, a pipe or a directory, where `name` is one that the file may
+/// have; and a file in no directory.
+void check_out(const std::filesystem::path& out, std::string_view name);
+
 /// Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);
 

@@ -40,7 +40,7 @@ std::vector<const HfFamily*> find_families(std::string_view HfFamily::*name,
 std::string allowed_families(std::string_view HfFamily::*name) {
   std::vector<std::string_view> names;
   for (const HfFamily& family : hf_families()) {
-    if (names.empty() || names.back() != family.*name) names.push_back(family.*name);
+    if (std::ranges::find(names, family.*name) == names.end()) names.push_back(family.*name);
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
@@ -144,7 +144,7 @@ class ConfigReader {
   const HfFamily* choose_class(const std::vector<const HfFamily*>& families) const {
     const auto named = root_.find("architectures");
     const HfFamily* chosen = families[0];
-    if (chosen->classes.empty() || !named) return chosen;
+    if (!named) return chosen;
     named->for_each_item([&](const JsonCursor& item) {
       std::vector<std::string_view> allowed;
       for (const HfFamily* family : families) {
@@ -153,6 +153,7 @@ class ConfigReader {
         chosen = family;
         return;
       }
+      if (families[0]->classes.empty()) return;  // they need not say
       item.fail(fmt::format("the head of a {} is not supported; allowed: {}", item.text(),
                             fmt::join(allowed, ", ")));
     });
@@ -168,8 +169,8 @@ class ConfigReader {
     bool there = false;
     const auto look = [&](const JsonCursor& item) {
       there =
-          there || item.text().ends_with(wanted_->task == "classify" ? "ForSequenceClassification"
-                                                                     : "ForTokenClassification");
+          there || item.text().ends_with(wanted_->task == "tokens" ? "ForTokenClassification"
+                                                                   : "ForSequenceClassification");
     };
     if (named) named->for_each_item(look);
     const bool own = there && wanted_->head != HeadWeights::fresh;
@@ -188,18 +189,27 @@ class ConfigReader {
     if (family.task == wanted_->task) return;
     std::erase_if(config_.keys, [](const HfKey& key) { return of_head(key.key); });
     set("tied_embeddings", false, place);
-    set("head_bias", true, place);
+    set("head_bias", wanted_->task != "reward", place);
     set("logit_soft_cap", 0.0, place);
-    if (wanted_->task == "classify") set("task.pooling", "last", place);
+    if (wanted_->task != "tokens") set("task.pooling", "last", place);
   }
 
-  /// Classes and their names: {"0": "negative", "1": "positive"}.
+  /// Classes and their names: {"0": "negative", "1": "positive"}; a score has one, without meaning.
   void read_classes(const HfFamily& family) {
-    if (family.task != "classify" && family.task != "tokens") return;
+    const bool scores = family.task == "reward";
+    if (family.task != "classify" && family.task != "tokens" && !scores) return;
     const auto names = root_.find("id2label"), number = root_.find("num_labels");
     const std::int64_t labels = names    ? names->size()
                                 : number ? number->integer(1, kLargestExtent)
                                          : kDefaultLabels;
+    if (scores) {
+      if (labels == 1) return;
+      (names ? names : number)
+          .value_or(root_)
+          .fail(fmt::format(
+              "a head of {} is not supported for {}; allowed: one output, of a reward model",
+              count_text(labels, "output"), family.family));
+    }
     if (number && number->integer() != labels) {
       number->fail(fmt::format("{}, but id2label names {}: remove the one that is wrong",
                                number->shown(), count_text(labels, "class", "classes")));

@@ -74,10 +74,10 @@ struct HfArchitecture {
   double moe_aux_loss = 0;
   // Of training: a family without a setting for one does not keep it.
   double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
-  std::string task = "lm";       // lm | mlm | classify | tokens
+  std::string task = "lm";       // lm | mlm | classify | tokens | reward
   std::int64_t mask_token = -1;  // of mlm; -1: not known
   std::int64_t labels = 0;       // of classify and tokens; 0: no classes
-  std::string pooling = "none";  // of classify
+  std::string pooling = "none";  // of classify and reward
 
   /// Whether the layer's feed-forward is one of experts.
   bool has_experts(std::int64_t layer) const {
@@ -172,7 +172,7 @@ struct HfKey {
 
 /// A head that says classes, which whoever reads a directory wants for what is before its head.
 struct HfWantedHead {
-  std::string task;  // classify | tokens
+  std::string task;  // classify | tokens | reward
   std::optional<HeadWeights>
       head;  // absent: its own where it has one for the task, else a fresh one
 };

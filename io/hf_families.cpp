@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "io/hf_config.hpp"
+
 namespace tessera::io {
 namespace {
 
@@ -422,6 +424,25 @@ HfFamily token_classifier(HfFamily family, std::string_view model_class) {
   return family;
 }
 
+/// The same model with one output, of a text's last token, in place of those that are tokens.
+HfFamily scorer(HfFamily family, std::string_view model_class) {
+  std::erase_if(family.numbers,
+                [](const HfNumberRow& row) { return row.key == "tied_embeddings"; });
+  std::erase_if(family.implied, [](const HfImpliedRow& row) { return row.key == "head_bias"; });
+  family.unused.emplace_back("tie_word_embeddings");
+  family.implied = joined(
+      family.implied, {{"tied_embeddings", false}, {"head_bias", false}, {"task.pooling", "last"}});
+  family.fixed.push_back(
+      {.setting = "problem_type", .value = "regression", .or_null = true, .of_head = true});
+  const std::string name = unnamed_class(0);
+  family.written.push_back({.setting = "id2label", .value = nlohmann::json{{"0", name}}});
+  family.written.push_back({.setting = "label2id", .value = nlohmann::json{{name, 0}}});
+  family.model_class = model_class;
+  family.classes = {model_class};
+  family.task = "reward";
+  return family;
+}
+
 /// Positions begin behind that of the padding token, whose number is part of the model.
 HfFamily roberta() {
   HfFamily family = bert();
@@ -515,7 +536,17 @@ std::span<const HfFamily> hf_families() {
       token_classifier(bert(), "BertForTokenClassification"),
       roberta(),
       classifier(roberta(), "RobertaForSequenceClassification"),
-      token_classifier(roberta(), "RobertaForTokenClassification")};
+      token_classifier(roberta(), "RobertaForTokenClassification"),
+      scorer(gpt2(), "GPT2ForSequenceClassification"),
+      scorer(llama(), "LlamaForSequenceClassification"),
+      scorer(mistral(), "MistralForSequenceClassification"),
+      scorer(mixtral(), "MixtralForSequenceClassification"),
+      scorer(qwen2(), "Qwen2ForSequenceClassification"),
+      scorer(qwen3(), "Qwen3ForSequenceClassification"),
+      scorer(qwen3_moe(), "Qwen3MoeForSequenceClassification"),
+      scorer(phi3(), "Phi3ForSequenceClassification"),
+      scorer(gpt_neox(), "GPTNeoXForSequenceClassification"),
+      scorer(gptj(), "GPTJForSequenceClassification")};
   return families;
 }
 

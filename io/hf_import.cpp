@@ -248,7 +248,8 @@ void HfModel::match(const fs::path& directory, const std::optional<HfFreshHead>&
   if (headless) {
     message = printable(fmt::format(
         "{}: these are weights without the head of a {}, and none is made up: give the directory "
-        "of a model that has it, or, to train a classifier, task.kind and model.init_head = "
+        "of a model that has it, or, to train a classifier or reward model, task.kind and "
+        "model.init_head = "
         "\"fresh\" in a deck:",
         directory.string(), hf_model_class(architecture())));
   }

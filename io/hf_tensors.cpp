@@ -222,6 +222,16 @@ Names roberta_names() {
   return names;
 }
 
+/// Such a language model with one output in place of those that are tokens.
+Names scorer_names(Names names) {
+  names.output = "score.weight";
+  names.outputs = none;  // one
+  names.head.clear();
+  names.copies.clear();
+  names.others = {"lm_head.", "embed_out."};
+  return names;
+}
+
 // What families that descend from Llama have in common.
 const Rows kQkv = {{"attention.q.weight", "layers.{}.self_attn.q_proj.weight", q, hidden},
                    {"attention.k.weight", "layers.{}.self_attn.k_proj.weight", kv, hidden},
@@ -325,12 +335,20 @@ const Names& names_of(const A& a) {
       {{"gemma3", "lm"},
        llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
                   less_one)}};
+  static const auto scorers = [] {
+    std::map<std::string_view, Names> all;
+    for (const auto& [key, names] : others)
+      if (key.second == "lm") all.emplace(key.first, scorer_names(names));
+    return all;
+  }();
+  static const Names scorer = scorer_names(llama);
   const auto found = others.find(Key{a.family, a.task});
   if (found != others.end()) return found->second;
+  if (a.task == "reward" && scorers.contains(a.family)) return scorers.at(a.family);
   // A head that no row has is not in files: only what is before it is asked for.
   const auto of_family = others.lower_bound(Key{a.family, ""});
-  return of_family != others.end() && of_family->first.first == a.family ? of_family->second
-                                                                         : llama;
+  if (of_family != others.end() && of_family->first.first == a.family) return of_family->second;
+  return a.task == "reward" ? scorer : llama;
 }
 
 HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::string tensor) {

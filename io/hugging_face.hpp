@@ -25,7 +25,7 @@ namespace tessera::io {
 
 /// A head whose weights a directory shall not give.
 struct HfFreshHead {
-  std::string task;         // classify | tokens
+  std::string task;         // classify | tokens | reward
   std::int64_t hidden = 0;  // columns of its dense layer; 0: there is none
 };
 

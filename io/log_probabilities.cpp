@@ -14,7 +14,6 @@ namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t kFormat = 1;
 constexpr std::int64_t kLargest = std::int64_t{4} << 30;  // of a file, in bytes
 
 std::string hex(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
@@ -69,8 +68,9 @@ std::uint64_t hash_model(const fs::path& directory) {
 LogProbabilities read_log_probabilities(const fs::path& file) {
   const JsonDocument document(read_text(file, kLargest), file.string());
   const JsonCursor root = document.root();
-  if (root["format"].integer() != kFormat) root["format"].expected(fmt::format("{}", kFormat));
-  LogProbabilities all{.model = hash_of(root["model"]), .corpora = {}};
+  LogProbabilities all{.format = root["format"].integer(1, LogProbabilities().format),
+                       .model = hash_of(root["model"]),
+                       .corpora = {}};
   root["corpora"].for_each_item(
       [&](const JsonCursor& corpus) { all.corpora.push_back(corpus_of(corpus)); });
   return all;
@@ -85,7 +85,7 @@ void write_log_probabilities(const fs::path& file, const LogProbabilities& all) 
     corpora.push_back({{"files", files}, {"log_probabilities", corpus.documents}});
   }
   const nlohmann::ordered_json json = {
-      {"format", kFormat}, {"model", hex(all.model)}, {"corpora", corpora}};
+      {"format", all.format}, {"model", hex(all.model)}, {"corpora", corpora}};
   write_text(file, json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 

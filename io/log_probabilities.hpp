@@ -2,7 +2,7 @@
 // document, the sum over its tokens that count as targets. It says which model and which bytes of
 // data that is of, so that whoever reads it later can tell whether it is of theirs.
 //
-//   {"format": 1, "model": "0123456789abcdef", "corpora": [
+//   {"format": 2, "model": "0123456789abcdef", "corpora": [
 //     {"files": [{"path": "...", "bytes": 1234, "hash": "0123456789abcdef"}, ...],
 //      "log_probabilities": [-12.5, ...]}]}
 #pragma once
@@ -16,7 +16,8 @@
 namespace tessera::io {
 
 struct LogProbabilities {
-  std::uint64_t model = 0;  // hash_model()
+  std::int64_t format = 2;  // of 1, `model` is of the model's directory alone
+  std::uint64_t model = 0;  // a hash of it
   struct Corpus {
     std::vector<DataFile> files;  // identify()
     std::vector<double> documents;

@@ -26,9 +26,11 @@ std::vector<LabelsFound> labels_of_parts(std::span<const PartFindings> all) {
   return labels;
 }
 
-/// `marks`: of each token whether it counts as target.
+}  // namespace
+
 void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer,
                    std::vector<std::int32_t>& ids, std::vector<std::int32_t>& marks) {
+  ids.clear(), marks.clear();
   EncodeRules rules{.start = TextStart::document, .special_tokens = false};
   std::string text;  // of several pieces that count alike
   bool learned = false;
@@ -50,6 +52,8 @@ void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer,
   }
   encode_waiting();
 }
+
+namespace {
 
 /// ids = what `text` appends, between what belongs around it.
 template <typename Text>

@@ -26,6 +26,10 @@ namespace tessera::io {
 void encode_document(std::string_view text, Tokenizer& tokenizer, bool framed,
                      std::vector<std::int32_t>& ids);
 
+/// `ids` becomes those of what a template has made, `marks`: of each whether it is learned.
+void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer,
+                   std::vector<std::int32_t>& ids, std::vector<std::int32_t>& marks);
+
 /// How many tokens encode_document() puts behind a text.
 std::int64_t closing_tokens(const Tokenizer& tokenizer, bool framed);
 /// Leaves `longest` tokens of a document that has more: its first ones and its `closing` last.

@@ -48,6 +48,8 @@ namespace tessera::kernels {
   F(ClassifyLoss) \
   F(ClassifyGradient) \
   F(PreferenceLoss) \
+  F(Score) \
+  F(ScoreGradient) \
   F(SoftCap) \
   F(Confusion) \
   F(Pool) \

@@ -1,17 +1,19 @@
-// Losses of pairs of answers to one prompt, of which one was chosen and the other rejected, by what
-// the model and a frozen reference model say of them.
+// Losses of pairs of answers to one prompt, of which one was chosen and the other rejected: by what
+// the model and a frozen reference model say of them, or by the scores that a reward model gives.
 #pragma once
 
 #include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
-enum class PreferenceKind : std::uint8_t { none, dpo, ipo };
+enum class PreferenceKind : std::uint8_t { none, dpo, ipo, reward };
 
 /// With r the sum over an answer's targets of log p - log p_reference, and h = r of the chosen
 /// answer less r of the rejected one, a pair's loss is
 ///   dpo: -(1 - s) log sigmoid(b h) - s log sigmoid(-b h)
 ///   ipo: (h - 1 / (2 b))^2
+///   reward: that of dpo with b = 1, r being the score of the answer (Bradley & Terry 1952; Ouyang
+///           et al. 2022, equation 1)
 /// Direct preference optimisation (Rafailov et al. 2023, equation 7); with s > 0 for choices of
 /// which that share is wrong (Mitchell 2023, "A note on DPO with noisy preferences", equation 3);
 /// and identity preference optimisation (Azar et al. 2023, equation 17). b r is an answer's reward.
@@ -21,6 +23,8 @@ struct PreferenceTerms {
   float label_smoothing = 0;  // s, below 1/2
 
   explicit operator bool() const { return kind != PreferenceKind::none; }
+  /// Whether r is by how much the model differs from a reference model.
+  bool relative() const { return kind == PreferenceKind::dpo || kind == PreferenceKind::ipo; }
 };
 
 /// What is said of a pair beside its loss: r of the chosen answer, r of the rejected one, and 1
@@ -33,13 +37,14 @@ inline constexpr std::int64_t kPreferenceStats = 3;
 /// target that counts does not count: its loss and slopes are 0.
 struct PreferenceLoss {
   static constexpr const char* kName = "preference_loss";
-  View target_losses;  // (2 P, T) f32: -log p of each target, 0 where it does not count
+  View target_losses;  // (2 P, T) f32: -log p of each target, 0 where it does not count; of
+                       // rewards (2 P, 1), what Score has made
   View targets;        // (2 P T) i32: below 0 where it does not count
-  View reference;      // (2 P) f64: log p_reference of a sample's targets, in sum
-  View scale;          // (1) f32: loss scale / pairs of the global batch; absent: losses only
-  View losses;         // (2 P) f32: of a pair in the place of its chosen sample, else 0
-  View slopes;         // (2 P T) f32; absent where scale is
-  View statistics;     // (kPreferenceStats, P) f32
+  View reference;   // (2 P) f64: log p_reference of a sample's targets, in sum; absent of rewards
+  View scale;       // (1) f32: loss scale / pairs of the global batch; absent: losses only
+  View losses;      // (2 P) f32: of a pair in the place of its chosen sample, else 0
+  View slopes;      // (2 P T) f32; absent where scale is
+  View statistics;  // (kPreferenceStats, P) f32
   PreferenceTerms terms;
   View scratch;
 
@@ -58,7 +63,9 @@ inline void check(const PreferenceLoss& a) {
   const std::int64_t samples = a.target_losses.rows(), all = a.target_losses.elements();
   check_flat({a.target_losses}, DType::f32, all);
   check_flat({a.targets}, DType::i32, all);
-  check_flat({a.reference}, DType::f64, samples);
+  TESSERA_CHECK(static_cast<bool>(a.reference) == a.terms.relative(),
+                "a reference where rewards are not relative to one, or none where they are");
+  if (a.reference) check_flat({a.reference}, DType::f64, samples);
   check_flat({a.losses}, DType::f32, samples);
   check_flat({a.statistics}, DType::f32, kPreferenceStats * (samples / 2));
   TESSERA_CHECK(static_cast<bool>(a.scale) == static_cast<bool>(a.slopes),
@@ -68,6 +75,47 @@ inline void check(const PreferenceLoss& a) {
   TESSERA_CHECK(a.terms && a.terms.beta > 0, "a beta of {}", a.terms.beta);
   TESSERA_CHECK(a.terms.label_smoothing >= 0 && a.terms.label_smoothing < 0.5F,
                 "label smoothing of {}", a.terms.label_smoothing);
+}
+
+/// The score of each sample, the first output of its row, with its sign turned: in the place of
+/// losses of targets, for PreferenceLoss.
+struct Score {
+  static constexpr const char* kName = "score";
+  View logits;   // (R, outputs)
+  View targets;  // (R) i32: below 0 where the sample does not count
+  View losses;   // (R) f32; 0 where it does not count
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.targets, Access::read), f(s.losses, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const Score& a) {
+  TESSERA_CHECK(a.logits.rank == 2, "logits of {} dimensions", a.logits.rank);
+  check_flat({a.targets}, DType::i32, a.logits.rows());
+  check_flat({a.losses}, DType::f32, a.logits.rows());
+}
+
+/// The gradient of the outputs from that of what Score has made of them, which PreferenceLoss
+/// writes: other outputs than the first have none.
+struct ScoreGradient {
+  static constexpr const char* kName = "score_gradient";
+  View slopes;  // (R) f32
+  View logits;  // (R, outputs): becomes the gradient
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.slopes, Access::read), f(s.logits, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const ScoreGradient& a) {
+  TESSERA_CHECK(a.logits.rank == 2, "logits of {} dimensions", a.logits.rank);
+  check_flat({a.slopes}, DType::f32, a.logits.rows());
 }
 
 }  // namespace tessera::kernels

@@ -32,15 +32,18 @@ struct PairOutcome {
   }
 };
 
-/// Writes what a call says of pair p, given its samples' log p in sum and whether any of its
-/// targets counts. `write_slope(sample, slope)` gives a sample's targets their slope.
+/// Writes what a call says of pair p, given its samples' log p in sum, or their scores, and whether
+/// any of its targets counts; `reference` is null where there is none. `write_slope(sample, slope)`
+/// gives a sample's targets their slope.
 template <typename WriteSlope>
 TESSERA_INLINE void finish_pair(const PreferenceTerms& terms, std::int64_t pairs, std::int64_t p,
                                 const double (&log_p)[2], bool counts, const double* reference,
                                 const float* scale, float* losses, float* statistics,
                                 WriteSlope&& write_slope) {
-  const double chosen = counts ? log_p[0] - reference[2 * p] : 0,
-               rejected = counts ? log_p[1] - reference[2 * p + 1] : 0;
+  const auto ratio = [&](std::int64_t s) {
+    return reference == nullptr ? log_p[s] : log_p[s] - reference[2 * p + s];
+  };
+  const double chosen = counts ? ratio(0) : 0, rejected = counts ? ratio(1) : 0;
   const PairOutcome outcome(terms, chosen, rejected);
   losses[2 * p] = counts ? static_cast<float>(outcome.loss) : 0.0F;
   losses[2 * p + 1] = 0;

@@ -4,6 +4,7 @@
 
 #include "kernels/common/preference.hpp"
 #include "kernels/cuda/team.cuh"
+#include "kernels/cuda/vec.cuh"
 
 namespace tessera::kernels::cuda {
 
@@ -12,8 +13,8 @@ inline constexpr int kPairThreads = 256;
 struct Pairs {
   const float* target_losses;
   const std::int32_t* targets;
-  const double* reference;
-  const float* scale;  // null: losses only
+  const double* reference;  // null of rewards
+  const float* scale;       // null: losses only
   float *losses, *slopes, *statistics;
   std::int64_t tokens, pairs;
   PreferenceTerms terms;
@@ -43,5 +44,26 @@ inline __global__ void __launch_bounds__(kPairThreads) preference_loss_kernel(Pa
   for (std::int64_t t = threadIdx.x; t < 2 * a.tokens; t += kPairThreads)
     a.slopes[first + t] = slopes[t < a.tokens ? 0 : 1];
 }
+
+template <typename T>
+struct ScoreRun {
+  Rows<T> logits;
+  const std::int32_t* targets;
+  float* losses;
+
+  __device__ __forceinline__ void operator()(std::int64_t, std::int64_t r, int) const {
+    losses[r] = targets[r] < 0 ? 0.0F : -load_one(logits[r]);
+  }
+};
+
+template <typename T>
+struct ScoreGradientRun {
+  const float* slopes;
+  Rows<T> logits;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int) const {
+    store_one(logits[r] + c, c == 0 ? -slopes[r] : 0.0F);
+  }
+};
 
 }  // namespace tessera::kernels::cuda

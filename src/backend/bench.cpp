@@ -444,6 +444,10 @@ class Bench {
                        .statistics = memory.zeros(DType::f32, {kPreferenceStats}),
                        .terms = {PreferenceKind::dpo, 0.1F, 0}},
         text(losses));
+    const View outputs = memory.floats(type_, {half, 8}), scores = losses.range(0, half);
+    row(Score{.logits = outputs, .targets = targets.range(0, half), .losses = scores},
+        text(outputs));
+    row(ScoreGradient{.slopes = scores, .logits = outputs}, text(outputs));
   }
 
   void flat() {

@@ -20,9 +20,13 @@ DocumentRule document_rule(const deck::Deck& deck) {
 }
 
 BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
-  BatchRules rules{.documents = document_rule(deck), .masking = {}, .labels = {}, .references = {}};
+  BatchRules rules{.documents = document_rule(deck),
+                   .masking = {},
+                   .labels = {},
+                   .references = {},
+                   .scored = deck.task.kind == deck::TaskKind::reward};
   if (deck.task.labels) rules.labels = std::make_shared<LabelledDocuments>(corpus, deck.task);
-  if (deck::has_pairs(deck.task.kind))
+  if (deck::has_reference(deck.task.kind))
     rules.references = std::make_shared<References>(open_references(deck, corpus));
   if (deck.task.kind == deck::TaskKind::mlm) {
     rules.masking =
@@ -51,12 +55,12 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       const std::size_t before = step.targets.size();
       step.samples.push_back(sample);
       const Range tokens = tokens_of_(sample);
-      labels_ ? read_document(tokens, length, step) : read_sequence(sample, tokens, length, step);
+      labels_ || scored_ ? read_document(tokens, length, step)
+                         : read_sequence(sample, tokens, length, step);
       step.counted.push_back(counted_of(std::span(step.targets).subspan(before)));
       step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
-      if (!references_) continue;
-      step.reference.push_back(tokens.empty() ? 0 : references_->at(tokens.begin));
-      if (sample % 2 == 1) count_pair(step);
+      if (references_) step.reference.push_back(tokens.empty() ? 0 : references_->at(tokens.begin));
+      if (paired_ && sample % 2 == 1) count_pair(step);
     }
   }
   step.keep_chunks(documents_.positions);
@@ -107,13 +111,16 @@ void Batches::read_sequence(std::int64_t sample, Range tokens, std::int64_t leng
   step.add_documents(ends, length);
 }
 
-/// Adds a sample as one document, and as targets its label or those of its tokens. A sample without
-/// tokens is padding alone, and has no target that counts.
+/// Adds a sample as one document, and as targets its label or those of its tokens, or that it has a
+/// score. A sample without tokens is padding alone, and has no target that counts.
 void Batches::read_document(Range tokens, std::int64_t length, StepTokens& step) const {
   TESSERA_CHECK(tokens.count() <= length, "a document of {} tokens in a sequence of {}",
                 tokens.count(), length);
-  const LabelledDocuments::Document document =
-      tokens.empty() ? LabelledDocuments::Document{} : labels_->at(tokens.begin);
+  LabelledDocuments::Document document;
+  if (!tokens.empty()) {
+    document = labels_ ? labels_->at(tokens.begin)
+                       : LabelledDocuments::Document{.end = tokens.end, .label = 0};
+  }
   // One that is cut keeps what closes it.
   const std::int64_t closing =
       document.end > tokens.end ? std::min(document.closing, tokens.count()) : 0;
@@ -128,10 +135,10 @@ void Batches::read_document(Range tokens, std::int64_t length, StepTokens& step)
                                          static_cast<std::size_t>(closing)));
   };
   read(step.tokens, 0, corpus_);
-  if (labels_->words() != nullptr) {
-    read(step.targets, -1, *labels_->words());
-  } else {
+  if (one_target_each()) {
     step.targets.push_back(document.label);
+  } else {
+    read(step.targets, -1, *labels_->words());
   }
   std::vector<std::int64_t> ends;
   if (!tokens.empty()) ends.push_back(tokens.count());
@@ -203,9 +210,8 @@ void Batches::begin_blank(const BatchShare& share) {
   const std::int64_t sequences = share.micro_batches * share.micro;
   current_ = {.first = -1, .share = share};
   current_.tokens.resize(static_cast<std::size_t>(sequences * share.sequence));
-  const bool one_each = labels_ && labels_->words() == nullptr;
-  current_.targets.assign(one_each ? static_cast<std::size_t>(sequences) : current_.tokens.size(),
-                          -1);
+  current_.targets.assign(
+      one_target_each() ? static_cast<std::size_t>(sequences) : current_.tokens.size(), -1);
   current_.samples.resize(static_cast<std::size_t>(sequences));
   current_.counted.resize(current_.samples.size());
   current_.tallies.resize(current_.samples.size());

@@ -66,9 +66,14 @@ struct BatchRules {
   /// A sample is a document, whose label is its only target, or whose words' labels are those of
   /// their first tokens.
   std::shared_ptr<const LabelledDocuments> labels;
-  /// Where there are some, samples 2 i and 2 i + 1 are a pair of answers, which has one loss: what
-  /// is counted are pairs, each with its chosen sample.
+  /// Where there are some, samples are pairs.
   std::shared_ptr<const References> references;
+  /// Samples are pairs of documents, each with one target, that counts: its score.
+  bool scored = false;
+
+  /// Whether samples 2 i and 2 i + 1 are a pair of answers, which has one loss: what is counted are
+  /// pairs, each with its chosen sample.
+  bool paired() const { return references != nullptr || scored; }
 };
 /// How the deck has documents in sequences.
 DocumentRule document_rule(const deck::Deck& deck);
@@ -110,7 +115,9 @@ class Batches {
         documents_(rules.documents),
         masking_(rules.masking),
         labels_(rules.labels),
-        references_(rules.references) {}
+        references_(rules.references),
+        scored_(rules.scored),
+        paired_(rules.paired()) {}
 
   /// Starts reading the step whose first global sample is `first`.
   void prefetch(std::int64_t first, const BatchShare& share);
@@ -128,6 +135,8 @@ class Batches {
   void read_sequence(std::int64_t sample, Range tokens, std::int64_t length,
                      StepTokens& step) const;
   void read_document(Range tokens, std::int64_t length, StepTokens& step) const;
+  /// Whether a sample has one target, whatever its length.
+  bool one_target_each() const { return scored_ || (labels_ && labels_->words() == nullptr); }
   void mask(std::int64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
   std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;
@@ -139,6 +148,7 @@ class Batches {
   std::optional<MaskRule> masking_;
   std::shared_ptr<const LabelledDocuments> labels_;
   std::shared_ptr<const References> references_;
+  bool scored_, paired_;
   StepTokens current_;
   std::future<StepTokens> pending_;
   std::jthread reader_;  // last: it uses the others

@@ -5,7 +5,9 @@
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
+#include "core/hash.hpp"
 #include "data/samples.hpp"
+#include "deck/schema.hpp"
 #include "io/token_pairs.hpp"
 #include "io/token_targets.hpp"
 
@@ -74,12 +76,25 @@ References open_references(const deck::Deck& deck, const io::TokenCorpus& corpus
                               why, kRemedy));
 }
 
+std::uint64_t hash_reference_model(const deck::Deck& deck) {
+  Hasher hash;
+  hash.add(io::hash_model(*deck.model.init_from));
+  for (const deck::SchemaRow& row : deck::schema_rows()) {
+    if (row.name == "model.context" || row.name.starts_with("model.rope_"))
+      hash.add(row.name).add(std::string_view(deck::value_text(row.field.get(deck))));
+  }
+  return hash.value();
+}
+
 void check_reference_model(const deck::LoadedDeck& loaded) {
   const deck::Deck& deck = loaded.deck;
-  const std::uint64_t model = io::hash_model(*deck.model.init_from);
-  if (read_reference(deck).model == model) return;
+  const io::LogProbabilities all = read_reference(deck);
+  const bool alone = all.format == 1;
+  if (all.model == (alone ? io::hash_model(*deck.model.init_from) : hash_reference_model(deck)))
+    return;
   throw DataError(fmt::format(
-      "{}: task.reference: {} is of another model than model.init_from = {} is now: {}",
+      "{}: task.reference: {} is of another model than model.init_from = {} is now, or of other "
+      "positions (model.context, rope_*) in it: {}",
       loaded.where("task.reference"), *deck.task.reference, *deck.model.init_from, kRemedy));
 }
 

@@ -1,6 +1,6 @@
 // Pairs of answers to one prompt: document 2 i of a corpus is the one that was chosen, document 2 i
-// + 1 the one that was rejected. What a frozen reference model says of them was computed once, and
-// lies in the file that task.reference names.
+// + 1 the one that was rejected. Where a task compares with a frozen reference model, what that
+// says of them was computed once, and lies in the file that task.reference names.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,12 @@ void check_pairs(const deck::Deck& deck, const io::TokenCorpus& corpus, const st
 /// of other data.
 References open_references(const deck::Deck& deck, const io::TokenCorpus& corpus);
 
-/// Refuses, with a DataError, a file that was made with another model than model.init_from. Reads
-/// all of that model's bytes.
+/// A hash of the model that a run begins with: of all that model.init_from has of it
+/// (io::hash_model), and of where the deck has its tokens, which may be elsewhere than where that
+/// says. Reads all of the model's bytes.
+std::uint64_t hash_reference_model(const deck::Deck& deck);
+
+/// Refuses, with a DataError, a file that was made with another such model.
 void check_reference_model(const deck::LoadedDeck& loaded);
 
 }  // namespace tessera::data

@@ -124,6 +124,19 @@ std::optional<fs::path> common_tokenizer(const deck::LoadedDeck& loaded,
   return all.front().path;
 }
 
+void check_given_tokenizer(const std::string& name, const KnownTokenizer& known,
+                           const std::string& given, const io::Tokenizer& tokenizer,
+                           std::string_view otherwise) {
+  const auto own = open_known(known);
+  if (!own) return;
+  const std::string difference = own->difference(tokenizer);
+  if (difference.empty()) return;
+  throw DataError(fmt::format(
+      "{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. Leave it out, "
+      "or add {}",
+      name, known.path.string(), own->vocab(), given, tokenizer.vocab(), difference, otherwise));
+}
+
 std::optional<std::vector<std::int32_t>> text_bytes_of_validation(const deck::Deck& deck) {
   auto all = tokenizers_of_data(kValidation, deck.data.validation);
   append(all, tokenizers_of_run(deck));

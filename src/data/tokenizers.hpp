@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "deck/load.hpp"
+#include "io/tokenizer.hpp"
 
 namespace tessera::data {
 
@@ -40,6 +41,12 @@ std::optional<std::filesystem::path> tokenizer_of_checkpoint(
 /// data.accept_tokenizer is true.
 std::optional<std::filesystem::path> common_tokenizer(const deck::LoadedDeck& loaded,
                                                       std::span<const KnownTokenizer> all);
+
+/// Throws DataError where a tokenizer that a user gave is not the one that a model, of this name,
+/// is known to be of; `otherwise`: how to take it all the same.
+void check_given_tokenizer(const std::string& name, const KnownTokenizer& known,
+                           const std::string& given, const io::Tokenizer& tokenizer,
+                           std::string_view otherwise);
 
 /// By token, how many bytes of text it stands for (io::Tokenizer::text_bytes), by the first
 /// tokenizer that can be read: of data.validation, then of all others. Nothing if none is known.

@@ -24,8 +24,8 @@ class AdapterChecker : DeckChecker {
   /// What does not go with adapters.
   void others() {
     const std::string kind = fmt::format("adapter.kind = \"{}\"", enum_word(adapter_.kind));
-    not_with(kind, "task.kind", has_classes(deck_.task.kind),
-             "the head that makes classes would stay as it is", "use lm or mlm");
+    not_with(kind, "task.kind", has_own_head(deck_.task.kind),
+             "the head that makes its outputs would stay as it is", "use lm, mlm, dpo or ipo");
     not_with(kind, "optimizer.name", deck_.optimizer.compress_after.has_value(),
              "adapters are small, and their momentum travels as it is", "use adamw or lamb");
     not_with(kind, "optimizer.ema", deck_.optimizer.ema.has_value(),

@@ -94,7 +94,7 @@ class DataChecker : DeckChecker {
     if (!usable({"task.kind", "model.attention"})) return;
     const bool masked = task.kind == TaskKind::mlm, classes = has_classes(task.kind);
     const auto wanted = masked ? AttentionMask::bidirectional : AttentionMask::causal;
-    if (!classes && deck_.model.attention != wanted) {
+    if (!has_own_head(task.kind) && deck_.model.attention != wanted) {
       problem("model.attention",
               fmt::format(
                   "model.attention = \"{}\" does not go with task.kind = \"{}\": {} (give \"{}\")",
@@ -107,11 +107,12 @@ class DataChecker : DeckChecker {
     idle_with_kind(masked, "task.mask_token", task.mask_token.has_value());
     idle_with_kind(masked, "task.never_masked", !task.never_masked.empty());
     idle_with_kind(classes, "task.labels", task.labels.has_value());
-    idle_with_kind(task.kind == TaskKind::classify, "task.pooling", task.pooling.has_value());
+    idle_with_kind(pools(task.kind), "task.pooling", task.pooling.has_value());
     idle_with_kind(classes, "task.overlong", task.overlong.has_value());
     initial_head();
     if (masked) masked_tokens();
     if (classes) classification();
+    if (has_own_head(task.kind)) own_head();
     pairs();
     const ModelSection& m = deck_.model;
     const bool dense = usable({"model.head_hidden"}) && m.head_hidden > 0;
@@ -147,8 +148,8 @@ class DataChecker : DeckChecker {
     if (deck_.model.init_head != HeadWeights::fresh) return;
     const bool directory = deck_.model.init_from.has_value();
     needs("model.init_head", true, directory, "model.init_from");
-    needs("model.init_head", directory, has_classes(deck_.task.kind),
-          "task.kind = \"classify\" or \"tokens\"");
+    needs("model.init_head", directory, has_own_head(deck_.task.kind),
+          "task.kind = \"classify\", \"tokens\" or \"reward\"");
   }
 
   /// What a model directory would have had to say.
@@ -203,12 +204,20 @@ class DataChecker : DeckChecker {
                           enum_word(kind)));
     }
     if (kind == TaskKind::tokens) count_targets_first();
-    refuse_with_kind("task.pooling",
-                     kind == TaskKind::classify && deck_.task.pooling == Pooling::none,
-                     "a document has one class (give mean, first or last)");
     one_document();
+  }
+
+  /// Outputs are no tokens.
+  void own_head() {
+    refuse_with_kind("task.pooling", pools(deck_.task.kind) && deck_.task.pooling == Pooling::none,
+                     "a document has one output (give mean, first or last)");
+    refuse_with_kind("task.pooling",
+                     deck_.task.kind == TaskKind::reward && deck_.task.pooling == Pooling::first &&
+                         deck_.model.attention == AttentionMask::causal,
+                     "the first token, which sees nothing behind it, is the same in both answers "
+                     "(give last or mean)");
     refuse_with_kind("model.tied_embeddings", deck_.model.tied_embeddings,
-                     "outputs are classes, not tokens (leave it out)");
+                     "outputs are not tokens (leave it out)");
     refuse_with_kind("model.logit_soft_cap", deck_.model.logit_soft_cap > 0,
                      "it is of tokens' logits (leave it out)");
   }
@@ -229,12 +238,12 @@ class DataChecker : DeckChecker {
   /// Two documents that follow one another are compared.
   void pairs() {
     const TaskSection& task = deck_.task;
-    const bool compared = has_pairs(task.kind);
-    idle_with_kind(compared, "task.beta", task.beta.has_value());
-    idle_with_kind(compared, "task.reference", task.reference.has_value());
-    if (!compared) return;
+    const bool relative = has_reference(task.kind);
+    idle_with_kind(relative, "task.beta", task.beta.has_value());
+    idle_with_kind(relative, "task.reference", task.reference.has_value());
+    if (!has_pairs(task.kind)) return;
     const auto missing = [&](const char* key, bool given, const char* why) {
-      if (usable({key}) && !given) {
+      if (usable({key}) && relative && !given) {
         problem(key, fmt::format("{} is missing: task.kind = \"{}\" {}", key, enum_word(task.kind),
                                  why));
       }
@@ -254,7 +263,7 @@ class DataChecker : DeckChecker {
     refuse_with_kind("task.label_smoothing",
                      task.kind == TaskKind::ipo ? task.label_smoothing > 0
                                                 : static_cast<float>(task.label_smoothing) >= 0.5F,
-                     task.kind == TaskKind::ipo ? "it is of dpo (leave it out)"
+                     task.kind == TaskKind::ipo ? "it is of dpo and reward (leave it out)"
                                                 : "with half of the preferences wrong there is "
                                                   "nothing to learn (give less than 0.5)");
     one_document();

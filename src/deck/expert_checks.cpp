@@ -135,12 +135,12 @@ class ExpertsChecker : DeckChecker {
     }
     const bool padded = one_document_each(deck_.task.kind) || deck_.batch.token_budget;
     if (usable({"task.kind", "batch.token_budget"}) && padded) {
-      problem(
-          "moe.capacity",
-          fmt::format("moe.capacity = {} does not go with {}: padding would take the room of "
-                      "tokens (leave it out)",
-                      moe_.capacity,
-                      deck_.batch.token_budget ? "batch.token_budget" : "classes of documents"));
+      problem("moe.capacity",
+              fmt::format("moe.capacity = {} does not go with {}: padding would take the room of "
+                          "tokens (leave it out)",
+                          moe_.capacity,
+                          deck_.batch.token_budget ? "batch.token_budget"
+                                                   : "samples of one document each"));
     }
   }
 

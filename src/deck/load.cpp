@@ -145,11 +145,15 @@ class Resolver {
     if (open("data.documents") && (batch.token_budget || one_document_each(loaded_.deck.task.kind)))
       data.documents = Documents::separate;
     derive_task();
+    // Where frequencies follow the length of a sequence, that of a document's sample is its own.
+    const bool own_length =
+        model.rope_scaling == RopeScalingKind::dynamic && one_document_each(loaded_.deck.task.kind);
     if (open("data.positions")) {
-      data.positions =
-          data.documents == Documents::separate ? Positions::document : Positions::sequence;
+      data.positions = data.documents == Documents::separate && !own_length ? Positions::document
+                                                                            : Positions::sequence;
     }
-    if (open("batch.sequence")) batch.sequence = batch.token_budget.value_or(model.context);
+    const std::int64_t longest = own_length ? model.rope_original_context : model.context;
+    if (open("batch.sequence")) batch.sequence = batch.token_budget.value_or(longest);
     if (batch.curriculum.start > 0 && batch.curriculum.end == 0)
       batch.curriculum.end = batch.sequence;
     ZeroSection& zero = loaded_.deck.zero;
@@ -168,13 +172,19 @@ class Resolver {
   void derive_task() {
     TaskSection& task = loaded_.deck.task;
     if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
-    if (open("task.beta") && has_pairs(task.kind)) task.beta = 0.1;
-    if (!has_classes(task.kind)) return;
-    if (open("task.pooling") && task.kind == TaskKind::classify) task.pooling = Pooling::mean;
-    if (open("task.overlong")) task.overlong = Overlong::refuse;
+    if (open("task.beta") && has_reference(task.kind)) task.beta = 0.1;
+    // What a model directory says of it is of targets, which pairs do not have.
+    MoeSection& moe = loaded_.deck.model.moe;
+    if (has_pairs(task.kind) && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss"))
+      moe.aux_loss = 0;
+    if (!has_own_head(task.kind)) return;
+    const bool classes = has_classes(task.kind);
+    if (open("task.pooling") && pools(task.kind))
+      task.pooling = classes ? Pooling::mean : Pooling::last;
+    if (open("task.overlong") && classes) task.overlong = Overlong::refuse;
     ModelSection& model = loaded_.deck.model;
     if (!loaded_.explicitly_set("model.tied_embeddings")) model.tied_embeddings = false;
-    if (open("model.head_bias")) model.head_bias = true;
+    if (open("model.head_bias")) model.head_bias = classes;
   }
 
   /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.
@@ -259,7 +269,7 @@ class Resolver {
 
   /// Whether a model may have another value of the key than the directory, with another head.
   bool of_head(std::string_view name) const {
-    return has_classes(loaded_.deck.task.kind) &&
+    return has_own_head(loaded_.deck.task.kind) &&
            (name.starts_with("task.") || name.starts_with("model.head_"));
   }
 

@@ -294,7 +294,8 @@ constexpr SchemaRow kRows[] = {
                                                 {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_bias>(
         "model.head_bias", "a bias of outputs",
-        {.unset = "task.kind classify or tokens, gptj: true, others: false",
+        {.unset =
+             "task.kind classify or tokens: true; reward: false; else gptj: true, others: false",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::query_scalar>(
         "model.query_scalar", "attention's scores are divided by its root; 0: head_dim",
@@ -342,7 +343,8 @@ constexpr SchemaRow kRows[] = {
                                                 {.unset = "random weights", .on_resume = refused}),
     row<&Deck::model, &ModelSection::init_head>(
         "model.init_head",
-        "of a classifier: whose weights its head begins with: those of init_from, or fresh ones, "
+        "of a classifier or reward model: whose weights its head begins with: those of init_from, "
+        "or fresh ones, "
         "drawn from run.seed; BERT's pooler, where it is as wide, becomes the dense layer of a "
         "fresh head; the log lists what is drawn and what is not read",
         {.unset = "fresh where init_from has no head for task.kind, else directory",
@@ -478,7 +480,11 @@ constexpr SchemaRow kRows[] = {
         "its words, the word's label at its first token; or dpo (Rafailov et al. 2023) or ipo "
         "(Azar "
         "et al. 2023): two documents that follow one another are answers to one prompt, of which "
-        "the first is to be preferred, by what task.reference says of them",
+        "the first is to be preferred, by what task.reference says of them; or reward (Ouyang et "
+        "al. "
+        "2022): of such answers the first is to have the higher score, which the model's one "
+        "output "
+        "is (Bradley and Terry 1952)",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels",
@@ -488,9 +494,10 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::task, &TaskSection::pooling>(
         "task.pooling",
-        "of classify: what the head reads: the mean of the document's vectors, that of its first "
-        "token, or that of its last",
-        {.unset = "classify: what init_from says, else mean", .on_resume = architecture}),
+        "of classify and reward: what the head reads: the mean of the document's vectors, that of "
+        "its first token, or that of its last",
+        {.unset = "what init_from says; else classify: mean, reward: last",
+         .on_resume = architecture}),
     row<&Deck::task, &TaskSection::overlong>(
         "task.overlong",
         "of classify and tokens: documents of more than "
@@ -500,8 +507,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::task, &TaskSection::label_smoothing>(
         "task.label_smoothing",
         "s in the training loss of a target, (1 - s) (-log p) + s mean(-log p), the mean over the "
-        "vocabulary (Szegedy et al. 2016); evaluation has none. Of dpo: the share of pairs whose "
-        "preference is wrong, below 1/2 (Mitchell 2023, cDPO)",
+        "vocabulary (Szegedy et al. 2016); evaluation has none. Of dpo and reward: the share of "
+        "pairs whose preference is wrong, below 1/2 (Mitchell 2023, cDPO)",
         {.limits = as_f32(fraction()), .on_resume = event}),
     row<&Deck::task, &TaskSection::z_loss>(
         "task.z_loss",

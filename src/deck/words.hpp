@@ -47,16 +47,26 @@ enum class LrScaling { none, linear, sqrt };
 /// its positions count from.
 enum class Documents { joined, separate };
 /// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), the classes of
-/// documents or of their words, or which of two answers is preferred (Rafailov et al. 2023; Azar et
-/// al. 2023).
-enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo };
+/// documents or of their words, which of two answers is preferred (Rafailov et al. 2023; Azar et
+/// al. 2023), or by how much (Ouyang et al. 2022).
+enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward };
 /// Whether outputs are classes.
 constexpr bool has_classes(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::tokens;
 }
+/// Whether the model that a run begins with is one that it is compared with.
+constexpr bool has_reference(TaskKind kind) {
+  return kind == TaskKind::dpo || kind == TaskKind::ipo;
+}
 /// Whether two samples that follow one another are a pair of answers, of which the first is
 /// preferred.
-constexpr bool has_pairs(TaskKind kind) { return kind == TaskKind::dpo || kind == TaskKind::ipo; }
+constexpr bool has_pairs(TaskKind kind) { return has_reference(kind) || kind == TaskKind::reward; }
+/// Whether a document has one output, of its pooled vectors.
+constexpr bool pools(TaskKind kind) {
+  return kind == TaskKind::classify || kind == TaskKind::reward;
+}
+/// Whether outputs are something else than tokens.
+constexpr bool has_own_head(TaskKind kind) { return has_classes(kind) || pools(kind); }
 /// Whether a sample is one document, followed by padding.
 constexpr bool one_document_each(TaskKind kind) { return has_classes(kind) || has_pairs(kind); }
 /// What becomes of documents that are longer than a sequence: they are refused, or lose their end.
@@ -160,7 +170,8 @@ struct EnumWords<deck::TaskKind> {
   using enum deck::TaskKind;
   static constexpr std::array table = {
       std::pair{lm, "lm"},         std::pair{mlm, "mlm"}, std::pair{classify, "classify"},
-      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"}, std::pair{ipo, "ipo"}};
+      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"}, std::pair{ipo, "ipo"},
+      std::pair{reward, "reward"}};
 };
 template <>
 struct EnumWords<deck::Overlong> {

@@ -426,21 +426,27 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
 
 /// What the losses of all targets of pairs leave to the making of gradients.
 struct PairedTargets {
-  View losses, lse;          // of targets, (B T)
-  View slopes;               // (B T), where gradients are made
+  View losses, lse;          // of targets, (B T); of scores (B), without lse
+  View slopes;               // alike, where gradients are made
   std::vector<View> logits;  // of all rows, where they are in memory at once
 };
 
-/// Losses of pairs: those of all targets first, for a pair's loss is no sum of theirs.
+/// Losses of pairs: those of all targets first, for a pair's loss is no sum of theirs; or scores.
 PairedTargets classify_pairs(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
                              const View& x, const View& losses) {
   const MicroBatch& batch = u.micro_batch();
   const auto of_targets = [&] { return u.tensor(Keep::transient, DType::f32, {x.rows()}); };
-  PairedTargets made{.losses = of_targets(), .lse = of_targets(), .slopes = {}, .logits = {}};
+  const bool relative = u.preference.relative();
+  PairedTargets made{
+      .losses = of_targets(), .lse = relative ? of_targets() : View{}, .slopes = {}, .logits = {}};
   for (const auto& [share, rows] : row_groups(u, x.rows())) {
     const HeadRows of = rows_of(u, x, made.losses, rows);
     const std::vector<View> logits = logits_of(u, w, of.h);
-    losses_of_chunks(u, c, logits, of, {}, made.lse.range(rows.begin, rows.count()));
+    if (relative) {
+      losses_of_chunks(u, c, logits, of, {}, made.lse.range(rows.begin, rows.count()));
+    } else {
+      u.run(Score{.logits = logits[0], .targets = of.targets, .losses = of.losses});
+    }
     if (rows.count() == x.rows()) made.logits = logits;
   }
   PreferenceTerms terms = u.preference;
@@ -449,7 +455,7 @@ PairedTargets classify_pairs(UnitContext& u, const ModelConfig& c, const HeadWei
   } else {
     terms.label_smoothing = 0;  // evaluation has none
   }
-  u.run(PreferenceLoss{.target_losses = made.losses.reshaped({batch.batch, batch.sequence}),
+  u.run(PreferenceLoss{.target_losses = made.losses.reshaped({batch.batch, x.rows() / batch.batch}),
                        .targets = batch.targets,
                        .reference = batch.reference,
                        .scale = u.scale,
@@ -498,8 +504,12 @@ std::vector<View> logits_gradient(UnitContext& u, const ModelConfig& c, const He
     return logits;
   }
   const std::vector<View> logits = pairs->logits.empty() ? logits_of(u, w, of.h) : pairs->logits;
-  gradients_of_chunks(u, c, logits, of, {}, pairs->lse.range(rows.begin, rows.count()),
-                      pairs->slopes.range(rows.begin, rows.count()));
+  const View slopes = pairs->slopes.range(rows.begin, rows.count());
+  if (u.preference.relative()) {
+    gradients_of_chunks(u, c, logits, of, {}, pairs->lse.range(rows.begin, rows.count()), slopes);
+  } else {
+    u.run(ScoreGradient{.slopes = slopes, .logits = logits[0]});
+  }
   return logits;
 }
 

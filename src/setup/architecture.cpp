@@ -9,7 +9,7 @@
 namespace tessera::setup {
 namespace {
 
-/// The head that a deck wants, where that says classes. What the user does not say of it is as in
+/// The head that a deck wants, where that says no tokens. What the user does not say of it is as in
 /// the directory.
 std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
                                             const deck::LoadedDeck& said) {
@@ -17,12 +17,12 @@ std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
   if (said.explicitly_set("model.init_head")) head = said.deck.model.init_head;
   if (said.explicitly_set("task.kind")) {
     const deck::TaskKind kind = said.deck.task.kind;
-    if (!deck::has_classes(kind)) return std::nullopt;
+    if (!deck::has_own_head(kind)) return std::nullopt;
     return io::HfWantedHead{.task = std::string(enum_word(kind)), .head = head};
   }
   if (head != HeadWeights::fresh) return std::nullopt;
   const io::HfArchitecture own = io::read_hf_config(config).architecture;
-  if (own.labels == 0) return std::nullopt;
+  if (own.labels == 0 && own.task != "reward") return std::nullopt;
   return io::HfWantedHead{.task = own.task, .head = head};
 }
 
@@ -30,7 +30,8 @@ std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
 bool is_said_otherwise(const io::HfKey& key, const deck::LoadedDeck& said) {
   const auto* word = std::get_if<std::string>(&key.value);
   const bool of_language = key.key == "task.kind" && word != nullptr && *word == "lm";
-  return of_language && said.explicitly_set("task.kind") && deck::has_pairs(said.deck.task.kind);
+  return of_language && said.explicitly_set("task.kind") &&
+         deck::has_reference(said.deck.task.kind);
 }
 
 /// What a directory of adapters says of them.

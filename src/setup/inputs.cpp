@@ -137,7 +137,7 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
                       .residual = static_cast<float>(m.dropout_residual)},
           .init_std = static_cast<float>(m.init_std),
           .head = {.pooling = task.pooling.value_or(Pooling::none),
-                   .labels = task.labels.value_or(0),
+                   .labels = task.kind == deck::TaskKind::reward ? 1 : task.labels.value_or(0),
                    .hidden = m.head_hidden,
                    .activation = m.head_activation,
                    .norm = m.head_norm,
@@ -191,6 +191,16 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
 }
 
 namespace {
+
+kernels::PreferenceKind preference_kind(deck::TaskKind kind) {
+  using kernels::PreferenceKind;
+  switch (kind) {
+    case deck::TaskKind::dpo: return PreferenceKind::dpo;
+    case deck::TaskKind::ipo: return PreferenceKind::ipo;
+    case deck::TaskKind::reward: return PreferenceKind::reward;
+    default: return PreferenceKind::none;
+  }
+}
 
 plan::NumericsInputs numerics_inputs(const deck::Deck& deck, const optim::Optimizer& optimizer) {
   plan::NumericsInputs in;
@@ -248,9 +258,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.logit_rows = deck.memory.logits.value_or(0);
   const auto smoothing = static_cast<float>(deck.task.label_smoothing);
   if (deck::has_pairs(deck.task.kind)) {
-    in.preference = {.kind = deck.task.kind == deck::TaskKind::dpo ? kernels::PreferenceKind::dpo
-                                                                   : kernels::PreferenceKind::ipo,
-                     .beta = static_cast<float>(deck.task.beta.value_or(0)),
+    in.preference = {.kind = preference_kind(deck.task.kind),
+                     .beta = static_cast<float>(deck.task.beta.value_or(1)),
                      .label_smoothing = smoothing};
   } else {
     in.loss_terms = {.label_smoothing = smoothing, .z_loss = static_cast<float>(deck.task.z_loss)};

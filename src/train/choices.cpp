@@ -37,15 +37,24 @@ struct Questions {
   std::vector<data::ChoiceTokens> choices;
 };
 
-/// The tokenizer that is given, or else the first of the model's and the data's.
+/// The tokenizer that is given, which must be the first of the model's and the data's where one is
+/// known, or else that.
 io::Tokenizer open_tokenizer(const deck::LoadedDeck& loaded, const std::string& given) {
-  if (given == "bytes") return io::Tokenizer::bytes();
-  if (!given.empty()) return io::open_kept_tokenizer(given);
   auto known = data::tokenizers_of_model(loaded.deck);
   for (auto& of_data : data::tokenizers_of_run(loaded.deck)) known.push_back(std::move(of_data));
-  if (!known.empty()) return io::open_kept_tokenizer(known.front().path);
-  throw DeckError(fmt::format(
-      "{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json", loaded.name));
+  if (given.empty()) {
+    if (!known.empty()) return io::open_kept_tokenizer(known.front().path);
+    throw DeckError(
+        fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
+                    loaded.name));
+  }
+  io::Tokenizer tokenizer =
+      given == "bytes" ? io::Tokenizer::bytes() : io::open_kept_tokenizer(given);
+  if (!known.empty() && !loaded.deck.data.accept_tokenizer) {
+    data::check_given_tokenizer(loaded.name, known.front(), given, tokenizer,
+                                "--set data.accept_tokenizer=true");
+  }
+  return tokenizer;
 }
 
 /// Rank 0 reads files, the others are told. Every rank has all choices.
@@ -177,6 +186,13 @@ void answer_choices(const deck::LoadedDeck& loaded, const Job& job, const Choice
   const auto begin = SteadyClock::now();
   control.together([&] {
     setup::check_on_ranks(loaded, control.size());
+    if (control.rank() == 0 && !options.out.empty()) io::check_out(options.out, "answers.jsonl");
+    if (deck::has_own_head(loaded.deck.task.kind)) {
+      throw DeckError(fmt::format(
+          "{}: task.kind = \"{}\": the model's outputs are no tokens, of which --choices needs "
+          "probabilities",
+          loaded.where("task.kind"), enum_word(loaded.deck.task.kind)));
+    }
     if (loaded.deck.model.attention == AttentionMask::causal) return;
     throw DeckError(
         fmt::format("{}: model.attention = \"{}\": the model was trained to fill in "

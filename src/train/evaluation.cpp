@@ -26,7 +26,7 @@ std::optional<double> TextLoss::bits_per_byte() const {
 
 std::string to_text(const TextLoss& loss, std::optional<double> beta) {
   if (loss.preferences) {
-    return fmt::format("loss {:.6f} | {}", loss.loss, to_text(*loss.preferences, beta.value_or(0)));
+    return fmt::format("loss {:.6f} | {}", loss.loss, to_text(*loss.preferences, beta));
   }
   if (const Confusion& c = loss.confusion; c.classes() > 0) {
     return fmt::format("loss {:.6f} | accuracy {:.4f} | F1 {:.4f}", loss.loss, c.accuracy(),
@@ -185,7 +185,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
   const auto validation = data::open_validation(loaded, control);
   control.together([&] {
     if (control.rank() != 0) return;
-    if (deck::has_pairs(deck.task.kind)) data::check_reference_model(loaded);
+    if (deck::has_reference(deck.task.kind)) data::check_reference_model(loaded);
     auto known = data::tokenizers_of_model(deck);
     for (auto& data : data::tokenizers_of_data("data.validation", deck.data.validation))
       known.push_back(std::move(data));

@@ -24,7 +24,7 @@ struct TextLoss {
   /// Nothing where the bytes are not known.
   std::optional<double> bits_per_byte() const;
 };
-/// For people; `beta` is task.beta, where there are preferences.
+/// For people; `beta` is task.beta, where there are preferences to a reference model's.
 std::string to_text(const TextLoss& loss, std::optional<double> beta);
 
 /// Words for what an evaluation reads.

@@ -4,10 +4,12 @@
 
 namespace tessera::train {
 
-std::string to_text(const Preferences& p, double beta) {
-  return fmt::format(
-      "accuracy {:.4f} | margin {:#.4g} | rewards {:#.4g} and {:#.4g} | log ratio {:#.4g}",
-      p.accuracy, beta * p.margin(), beta * p.chosen, beta * p.rejected, p.log_ratio());
+std::string to_text(const Preferences& p, std::optional<double> beta) {
+  const double factor = beta.value_or(1);
+  std::string text =
+      fmt::format("accuracy {:.4f} | margin {:#.4g} | rewards {:#.4g} and {:#.4g}", p.accuracy,
+                  factor * p.margin(), factor * p.chosen, factor * p.rejected);
+  return beta ? fmt::format("{} | log ratio {:#.4g}", text, p.log_ratio()) : text;
 }
 
 }  // namespace tessera::train

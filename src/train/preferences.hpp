@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -12,18 +13,18 @@
 namespace tessera::train {
 
 /// Means over pairs. A log ratio is log p - log p_reference of an answer; times beta it is the
-/// answer's reward.
+/// answer's reward. Of a reward model an answer has its score in place of it, which is its reward.
 struct Preferences {
   double chosen = 0, rejected = 0;  // log ratios
-  double accuracy = 0;              // the share of pairs whose chosen answer has the larger ratio
+  double accuracy = 0;              // the share of pairs whose chosen answer has the larger one
 
   double margin() const { return chosen - rejected; }
   /// Over all answers: how far the model has moved from the reference model.
   double log_ratio() const { return (chosen + rejected) / 2; }
 };
 
-/// For people.
-std::string to_text(const Preferences& preferences, double beta);
+/// For people; `beta` is task.beta, nothing of a reward model.
+std::string to_text(const Preferences& preferences, std::optional<double> beta);
 
 /// Exact sums, so that neither layouts nor ranks change a bit of the means.
 struct PreferenceSums {

@@ -7,6 +7,7 @@
 #include "core/clock.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
+#include "data/tokenizers.hpp"
 #include "io/file.hpp"
 #include "io/log_probabilities.hpp"
 #include "setup/inputs.hpp"
@@ -51,6 +52,26 @@ std::vector<double> log_probabilities(Engine& engine, const plan::PlanShape& sha
   return all;
 }
 
+/// What is computed with: a hash of the model, and the files of each corpus.
+io::LogProbabilities identify(const deck::Deck& deck,
+                              std::span<const io::TokenCorpus* const> corpora) {
+  io::LogProbabilities all{.model = data::hash_reference_model(deck), .corpora = {}};
+  for (const io::TokenCorpus* corpus : corpora)
+    all.corpora.push_back({.files = io::identify(*corpus), .documents = {}});
+  return all;
+}
+
+/// DataError where that has changed since.
+void check_unchanged(const io::LogProbabilities& all, const deck::Deck& deck,
+                     std::span<const io::TokenCorpus* const> corpora) {
+  const io::LogProbabilities now = identify(deck, corpora);
+  std::string what = now.model == all.model ? "" : *deck.model.init_from;
+  for (std::size_t i = 0; i < corpora.size() && what.empty(); ++i)
+    what = io::find_difference(all.corpora[i].files, now.corpora[i].files).value_or("");
+  if (!what.empty())
+    throw DataError(fmt::format("{}: it has changed meanwhile; nothing is written", what));
+}
+
 }  // namespace
 
 void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
@@ -59,22 +80,25 @@ void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
   const auto begin = SteadyClock::now();
   control.together([&] {
     setup::check_on_ranks(loaded, control.size());
-    if (deck::has_pairs(deck.task.kind)) return;
+    if (deck::has_reference(deck.task.kind)) return;
     throw DeckError(fmt::format(
         "{}: task.kind = \"{}\" compares nothing with a reference model: --reference is of dpo and "
         "ipo",
         loaded.where("task.kind"), enum_word(deck.task.kind)));
   });
   const std::filesystem::path file = *deck.task.reference;
-  io::LogProbabilities all;
-  // Before and behind: what is computed meanwhile is of this model, and there is room for it.
-  control.together([&] {
-    if (control.rank() != 0) return;
-    all.model = io::hash_model(*deck.model.init_from);
-    if (file.has_parent_path()) io::create_directories(file.parent_path());
-  });
   const auto training = data::open_training(loaded, control);
   const auto validation = data::open_validation(loaded, control);
+  std::vector<const io::TokenCorpus*> corpora{training.get()};
+  if (validation) corpora.push_back(validation.get());
+  io::LogProbabilities all;
+  // Before and behind: what is computed meanwhile is of this model and data, and there is room.
+  control.together([&] {
+    if (control.rank() != 0) return;
+    data::common_tokenizer(loaded, data::tokenizers_of_run(deck));
+    all = identify(deck, corpora);
+    if (file.has_parent_path()) io::create_directories(file.parent_path());
+  });
   const std::int64_t data_ranks = setup::mesh_of(deck, control.size()).batch_ranks();
   plan::PlanShape shape = setup::evaluation_shape(deck.batch, data_ranks);
   shape.tallies = shape.micro_batches * shape.micro * data_ranks;
@@ -82,23 +106,16 @@ void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
   const deck::LoadedDeck reference = reference_deck(loaded);
   TrainedEngine trained(reference, job, shape, "master");
   std::int64_t documents = 0;
-  for (const auto& [corpus, name] :
-       {std::pair{training.get(), "data.train"}, std::pair{validation.get(), "data.validation"}}) {
-    if (corpus == nullptr) continue;
-    auto log_p = log_probabilities(trained.engine(), shape, control, deck, *corpus, name);
+  for (std::size_t i = 0; i < corpora.size(); ++i) {
+    const char* name = i == 0 ? "data.train" : "data.validation";
+    auto log_p = log_probabilities(trained.engine(), shape, control, deck, *corpora[i], name);
     trained.check_loss(std::accumulate(log_p.begin(), log_p.end(), 0.0));
     documents += std::ssize(log_p);
-    all.corpora.push_back({.files = {}, .documents = std::move(log_p)});
-    control.together([&] {
-      if (control.rank() == 0) all.corpora.back().files = io::identify(*corpus);
-    });
+    if (control.rank() == 0) all.corpora[i].documents = std::move(log_p);
   }
   control.together([&] {
     if (control.rank() != 0) return;
-    if (io::hash_model(*deck.model.init_from) != all.model) {
-      throw DataError(fmt::format("{}: the model has changed meanwhile; nothing is written",
-                                  printable(*deck.model.init_from)));
-    }
+    check_unchanged(all, deck, corpora);
     io::write_log_probabilities(file, all);
   });
   if (control.rank() != 0) return;

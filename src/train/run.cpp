@@ -42,7 +42,7 @@ void Run::open_data() {
     data_files = io::identify(*corpus);
     labels = data::common_labels(loaded, corpus.get(), validation.get());
     if (labels) unnamed_classes = data::check_labels(loaded, *labels, directory);
-    if (deck::has_pairs(deck.task.kind)) {
+    if (deck::has_reference(deck.task.kind)) {
       data::check_reference_model(loaded);
       data_files.push_back(io::identify(std::filesystem::path(*deck.task.reference)));
     }

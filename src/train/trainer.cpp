@@ -42,8 +42,12 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
-  batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck),
-                   data::batch_rules(deck, *run_.corpus));
+  control.together([&] {
+    batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck),
+                     data::batch_rules(deck, *run_.corpus));
+    if (run_.validation && deck.evaluate.every > 0)
+      validation_rules_ = data::batch_rules(deck, *run_.validation);
+  });
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
   report_.start();
@@ -352,13 +356,9 @@ ExitCode Trainer::stop_on_request() {
 }
 
 void Trainer::evaluate_if_due() {
-  if (!run_.validation || !run_.course.due(run_.deck.evaluate.every)) return;
+  if (!validation_rules_ || !run_.course.due(run_.deck.evaluate.every)) return;
   run_.job.whereabouts.begin("evaluating after", run_.course.progress.step);
   const Stopwatch watch(run_.control);
-  if (!validation_rules_) {
-    run_.control.together(
-        [&] { validation_rules_ = data::batch_rules(run_.deck, *run_.validation); });
-  }
   const auto result = evaluate(*run_.engine, run_.control, run_.deck, *run_.validation,
                                *validation_rules_, run_.validation_bytes, [&] {
                                  stop_reason_ = stop_.reason(saves_->slowest());

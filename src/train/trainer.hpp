@@ -56,7 +56,7 @@ class Trainer {
   std::optional<Guards> guards_;
   StopRequests stop_;
   std::optional<std::string> stop_reason_;            // this rank's, before the last step
-  std::optional<data::BatchRules> validation_rules_;  // once something is evaluated
+  std::optional<data::BatchRules> validation_rules_;  // where something is evaluated
   bool stop_agreed_ = false;
   double slowest_step_s_ = 0;
   std::string source_;    // the model directory that the weights began as; empty: random ones

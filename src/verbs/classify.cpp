@@ -1,5 +1,5 @@
-// tessera classify: says which class documents, or their words, are of, with a model that was
-// trained for it.
+// tessera classify: says which class documents, or their words, are of, or how a reward model
+// scores documents, with a model that was trained for it.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -31,6 +31,7 @@ struct ClassifyOptions {
   std::filesystem::path model;
   std::vector<std::filesystem::path> inputs;
   io::DocumentRules rules;
+  std::optional<std::string> chat;  // a template
   std::string tokenizer;
   bool accept_tokenizer = false;
   bool json = false;
@@ -42,10 +43,22 @@ struct ClassifyOptions {
 /// Names of a model's classes: those of the run or directory that it is of, or what transformers
 /// calls classes without names.
 io::LabelNames class_names(const ModelSource& source) {
+  if (!deck::has_classes(source.task.kind)) return {};
   io::LabelNames labels = source.labels.value_or(io::LabelNames());
-  for (std::int64_t i = std::ssize(labels.names); i < source.task.labels.value_or(0); ++i)
+  const std::int64_t classes = source.task.labels.value_or(0);
+  if (std::ssize(labels.names) > classes) {
+    throw DataError(fmt::format("{}: its labels.json names {}, but it has {}", source.name,
+                                count_text(std::ssize(labels.names), "class", "classes"), classes));
+  }
+  for (std::int64_t i = std::ssize(labels.names); i < classes; ++i)
     labels.names.push_back(io::unnamed_class(i));
   return labels;
+}
+
+/// Outputs of a model; NonFiniteError for those that are no numbers, of which nothing follows.
+std::span<const float> finite(std::span<const float> outputs) {
+  if (std::ranges::all_of(outputs, [](float x) { return std::isfinite(x); })) return outputs;
+  throw NonFiniteError("the model's outputs are not finite: its activations overflow");
 }
 
 std::vector<double> softmax(std::span<const float> logits) {
@@ -80,7 +93,7 @@ std::vector<std::string> split_words(std::string_view text) {
 /// How likely each class is, and the likeliest.
 struct Guess {
   explicit Guess(std::span<const float> logits)
-      : p(softmax(logits)),
+      : p(softmax(finite(logits))),
         best(static_cast<std::size_t>(std::ranges::max_element(p) - p.begin())) {}
 
   std::vector<double> p;
@@ -103,14 +116,21 @@ class Classifier {
 
   void document(const io::Document& document) {
     if (source_.task.kind == deck::TaskKind::tokens) return words(document);
-    io::encode_document(document.text, tokenizer_, o_.rules.special_tokens, ids_);
-    if (ids_.empty()) return;
+    std::string text(document.text);
+    if (document.pieces.empty()) {
+      io::encode_document(text, tokenizer_, o_.rules.special_tokens, ids_);
+    } else {
+      io::encode_pieces(document.pieces, tokenizer_, ids_, marks_);
+      for (const io::TemplatePiece& piece : document.pieces) text += piece.text;
+    }
+    if (ids_.empty()) return nothing(document);
     fit(document);
+    if (source_.task.kind == deck::TaskKind::reward) return score(text);
     const Guess guess(generator_.whole(ids_));
     if (o_.json) {
       fmt::print("{}\n", to_json(guess).dump());
     } else {
-      fmt::print("{}\n", to_text(guess, excerpt(document.text)));
+      fmt::print("{}\n", to_text(guess, excerpt(text)));
     }
     if (!document.labels.empty()) count(document, document.labels[0], guess);
   }
@@ -131,6 +151,26 @@ class Classifier {
   }
 
  private:
+  /// A document without tokens has a line too, so that lines are those of the input.
+  void nothing(const io::Document& document) const {
+    if (!document.labels.empty()) {
+      throw DataError(fmt::format("{}: the document has no tokens, so no class: leave it out",
+                                  io::place_text(document.place)));
+    }
+    const bool scored = source_.task.kind == deck::TaskKind::reward;
+    const nlohmann::json none{{scored ? "reward" : "label", nullptr}};
+    fmt::print("{}\n", o_.json ? none.dump() : scored ? "\t" : "\t\t");
+  }
+
+  void score(std::string_view text) {
+    const float reward = finite(generator_.whole(ids_))[0];
+    if (o_.json) {
+      fmt::print("{}\n", nlohmann::json{{"reward", reward}}.dump());
+    } else {
+      fmt::print("{:.6g}\t{}\n", reward, excerpt(text));
+    }
+  }
+
   /// Each word by its first token. One that has none, or that a document which is cut loses, is of
   /// no class.
   void words(const io::Document& document) {
@@ -229,32 +269,55 @@ class Classifier {
   io::Tokenizer& tokenizer_;
   io::LabelNames labels_;
   std::int64_t closing_;
-  std::vector<std::int32_t> ids_, word_of_;
+  std::vector<std::int32_t> ids_, word_of_, marks_;
   train::Confusion confusion_;
   std::optional<train::EntityCounts> entities_;  // where classes name such
 };
 
 void check_options(const ClassifyOptions& o, const ModelSource& source) {
   const deck::TaskKind kind = source.task.kind;
-  if (!deck::has_classes(kind)) {
+  if (!deck::has_own_head(kind)) {
     throw DeckError(fmt::format(
         "{}: its task.kind is \"{}\": only models that were trained with \"classify\" or "
-        "\"tokens\" know classes",
+        "\"tokens\" know classes, and those with \"reward\" scores",
         source.name, enum_word(kind)));
   }
-  if (kind == deck::TaskKind::classify && !o.rules.words.empty()) {
-    throw DeckError(fmt::format("--words {}: {} says classes of documents, not of their words",
-                                o.rules.words, source.name));
+  if (deck::pools(kind) && !o.rules.words.empty()) {
+    throw DeckError(fmt::format("--words {}: {} says {} of documents, not of their words",
+                                o.rules.words, source.name,
+                                deck::has_classes(kind) ? "classes" : "scores"));
+  }
+  if (!deck::has_classes(kind) && !o.rules.label_key.empty()) {
+    throw DeckError(fmt::format("--label {}: {} says scores of documents, which have no labels",
+                                o.rules.label_key, source.name));
   }
   if (kind == deck::TaskKind::tokens && o.rules.words.empty() && !o.rules.label_key.empty()) {
     throw DeckError(fmt::format(
         "--label {}: {} says classes of words: --words names the list of them that has such labels",
         o.rules.label_key, source.name));
   }
-  if (!o.rules.words.empty() && !std::ranges::all_of(o.inputs, io::is_json_lines)) {
+  const bool lines = std::ranges::all_of(o.inputs, io::is_json_lines);
+  if (!o.rules.words.empty() && !lines) {
     throw DeckError(fmt::format(
         "--words {} is a member of JSON lines, so all files must be .jsonl files", o.rules.words));
   }
+  if (!o.rules.label_key.empty() && !lines) {
+    throw DeckError(
+        fmt::format("--label {} is a member of JSON lines, so all files must be .jsonl files",
+                    o.rules.label_key));
+  }
+  if (o.chat && !lines) {
+    throw DeckError(fmt::format(
+        "--chat {} makes documents of JSON lines, so all files must be .jsonl files", *o.chat));
+  }
+  if (o.chat && kind == deck::TaskKind::tokens) {
+    throw DeckError(
+        fmt::format("--chat {}: {} says classes of words, which a template does not make", *o.chat,
+                    source.name));
+  }
+  if (o.chat && o.rules.special_tokens)
+    throw DeckError("--special-tokens: with --chat they are what the template says; leave it out");
+  check_document_rules(o.inputs, o.rules);
 }
 
 ExitCode run(ClassifyOptions& o) {
@@ -274,7 +337,19 @@ ExitCode run(ClassifyOptions& o) {
   train::Generator generator(setup::model_config(source.model, source.task), *backend.device,
                              *backend.device_tier, tell_progress(source, *progress));
   progress.reset();
-  if (source.is_hugging_face && !o.rules.special_tokens) {
+  std::optional<io::ChatTemplate> chat;
+  if (o.chat) {
+    chat = io::ChatTemplate::open(*o.chat);
+    if (!chat->has_turns() && !o.rules.field.empty()) {
+      throw DeckError(fmt::format(
+          "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
+          "out",
+          o.rules.field, *o.chat));
+    }
+    chat->bind(tokenizer);
+    o.rules.chat = &*chat;
+  }
+  if (source.is_hugging_face && !o.rules.special_tokens && !o.chat) {
     tell(
         "note: models of Hugging Face directories were trained with their tokenizer's special "
         "tokens around a text: --special-tokens puts them there\n");
@@ -290,9 +365,13 @@ ExitCode run(ClassifyOptions& o) {
 }  // namespace
 
 Verb classify(CLI::App& app) {
-  auto* verb = app.add_subcommand("classify", "say which class documents, or their words, are of");
+  auto* verb = app.add_subcommand(
+      "classify", "say which class documents, or their words, are of, or what score they get");
   auto o = std::make_shared<ClassifyOptions>();
-  verb->add_option("MODEL", o->model, "checkpoint or run directory of a classifier")->required();
+  verb->add_option("MODEL", o->model,
+                   "checkpoint or run directory of a classifier or reward model, or its directory "
+                   "in Hugging Face's format")
+      ->required();
   verb->add_option("FILE", o->inputs,
                    "text files (a document each) or .jsonl files (a document a line), also packed "
                    "by gzip")
@@ -304,6 +383,9 @@ Verb classify(CLI::App& app) {
           "where words have classes, name of the list of them in each line of a .jsonl file; "
           "default: white space divides the text into words")
       ->excludes(field);
+  verb->add_option("--chat", o->chat,
+                   "each line of a .jsonl file is a conversation, or fields of a prompt and its "
+                   "answer, which this template makes a document, as tokenize --chat does");
   add_separator(*verb, o->rules.separator);
   verb->add_option("--label", o->rules.label_key,
                    "name of the label, or of words the list of theirs, in each line of a .jsonl "
@@ -312,7 +394,8 @@ Verb classify(CLI::App& app) {
       "--special-tokens", o->rules.special_tokens,
       "put around each document what the tokenizer's post_processor does, as the model's "
       "training data was made");
-  verb->add_flag("--json", o->json, "print a JSON object a document, with all probabilities");
+  verb->add_flag("--json", o->json,
+                 "print a JSON object a document, with all probabilities or its reward");
   verb->add_option("--tokenizer", o->tokenizer,
                    "\"bytes\" or a tokenizer.json; default: the model's");
   verb->add_flag("--accept-tokenizer", o->accept_tokenizer,

@@ -69,8 +69,8 @@ ExitCode run(const ExportOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone writes a model directory",
                       "start it once, as in srun --ntasks=1");
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
-  const ModelSource opened =
-      open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt, o.weights);
+  const auto finite_as = o.finite ? std::optional(type) : std::nullopt;
+  const ModelSource opened = open_model(o.checkpoint, finite_as, o.weights);
   const bool adapted = opened.model.adapter.kind != deck::AdapterKind::none;
   if (o.merged && !adapted) {
     throw DeckError(fmt::format("--merged has no effect: {} has no adapters (leave it out)",
@@ -80,7 +80,7 @@ ExitCode run(const ExportOptions& o) {
     export_adapters(o, opened, type);
     return ExitCode::ok;
   }
-  const ModelSource source = adapted ? merged(opened) : opened;
+  const ModelSource source = adapted ? merged(opened, finite_as) : opened;
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   const auto by_name = by_name_of(units);
   std::optional<io::Tokenizer> tokenizer;

@@ -88,9 +88,11 @@ ExitCode run(const GenerateOptions& o) {
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
-  if (deck::has_classes(source.task.kind)) {
-    throw DeckError(fmt::format(
-        "{}: it says which class a document or word is of: tessera classify asks it", source.name));
+  if (deck::has_own_head(source.task.kind)) {
+    throw DeckError(fmt::format("{}: it {}: tessera classify asks it", source.name,
+                                deck::has_classes(source.task.kind)
+                                    ? "says which class a document or word is of"
+                                    : "says how good an answer is"));
   }
   if (source.model.attention != AttentionMask::causal) {
     throw DeckError(fmt::format(

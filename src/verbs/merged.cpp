@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "deck/load.hpp"
+#include "io/finite.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::verbs {
@@ -48,7 +49,7 @@ void add_product(const Adapter& adapter, double scale, const train::ParameterSou
 
 }  // namespace
 
-ModelSource merged(const ModelSource& source) {
+ModelSource merged(const ModelSource& source, std::optional<DType> finite_as) {
   const model::ModelConfig config = setup::model_config(source.model, source.task);
   ModelSource all = source;
   all.model.adapter = {};
@@ -56,7 +57,7 @@ ModelSource merged(const ModelSource& source) {
   deck.model.adapter = {};
   all.deck = to_toml(deck);
   const auto adapters = std::make_shared<const Adapters>(adapters_of(config));
-  all.parameters = [adapters, scale = static_cast<double>(config.adapter.scale),
+  const auto sum = [adapters, scale = static_cast<double>(config.adapter.scale),
                     read = source.parameters](const model::ParamDesc& p, Range range,
                                               std::span<float> out) {
     read(p, range, out);
@@ -64,6 +65,11 @@ ModelSource merged(const ModelSource& source) {
     if (adapter != adapters->end() && !range.empty())
       add_product(adapter->second, scale, read, range, out);
   };
+  all.parameters = checked(sum, finite_as,
+                           [name = source.name](const model::ParamDesc& p, std::int64_t element) {
+                             return fmt::format("{}: {} with its adapter{}", name, p.name,
+                                                io::index_text(p.shape, element));
+                           });
   return all;
 }
 

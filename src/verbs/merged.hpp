@@ -6,7 +6,7 @@
 namespace tessera::verbs {
 
 /// A model without adapters that computes the same, but for rounding: W + s B A, summed in double
-/// and rounded once. Its deck has none either.
-ModelSource merged(const ModelSource& source);
+/// and rounded once, and checked() for `finite_as`. Its deck has none either.
+ModelSource merged(const ModelSource& source, std::optional<DType> finite_as);
 
 }  // namespace tessera::verbs

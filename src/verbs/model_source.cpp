@@ -9,6 +9,7 @@
 #include "deck/schema.hpp"
 #include "io/finite.hpp"
 #include "io/tokenizer_files.hpp"
+#include "io/utf8.hpp"
 #include "optim/optimizer.hpp"
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
@@ -19,17 +20,21 @@ namespace {
 
 /// A deck for a model directory, through the deck's own schema and checks.
 deck::Deck deck_of(const fs::path& directory) {
+  if (io::valid_utf8_prefix(directory.string()) != directory.string().size()) {
+    throw DataError(
+        fmt::format("{}: a deck, which is UTF-8, cannot name this path: rename it, or link to it",
+                    directory.string()));
+  }
   const std::string quoted =
       nlohmann::json(directory.string()).dump();  // JSON's escapes are TOML's too
   const std::string text = fmt::format(
-      "run.steps = 1\nmodel.init_from = {}\ndata.train = [\"none\"]\nbatch.global = "
-      "1\noptimizer.lr = 1.0\n",
+      "run.steps = 1\nmodel.init_from = {}\ndata.train = [\"none\"]\nbatch.micro = 2\n"
+      "batch.global = 2\noptimizer.lr = 1.0\n",
       quoted);
   return deck::parse_deck(text, directory.string(), {}, setup::read_architecture).deck;
 }
 
-/// Says where an element of a parameter is stored.
-using PlaceOf = std::function<std::string(const model::ParamDesc&, std::int64_t element)>;
+}  // namespace
 
 train::ParameterSource checked(const train::ParameterSource& source, std::optional<DType> finite_as,
                                const PlaceOf& place_of) {
@@ -42,8 +47,6 @@ train::ParameterSource checked(const train::ParameterSource& source, std::option
                                type, "--allow-non-finite");
   };
 }
-
-}  // namespace
 
 std::optional<io::HeldCheckpoint> find_checkpoint(const fs::path& path) {
   if (fs::exists(path / io::kManifestFile))
@@ -147,13 +150,8 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
   io::Tokenizer tokenizer =
       given.empty() || given == "bytes" ? io::Tokenizer::bytes() : io::open_kept_tokenizer(given);
   if (own && !accept_other) {
-    if (const std::string difference = own->difference(tokenizer); !difference.empty()) {
-      throw DataError(fmt::format(
-          "{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. "
-          "Leave it out, or add --accept-tokenizer",
-          source.name, source.tokenizer->string(), own->vocab(), given, tokenizer.vocab(),
-          difference));
-    }
+    data::check_given_tokenizer(source.name, {.key = "the model", .path = *source.tokenizer}, given,
+                                tokenizer, "--accept-tokenizer");
   }
   check_tokenizer(tokenizer, source);
   return tokenizer;
@@ -162,7 +160,7 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
 io::HfArchitecture hf_architecture(const ModelSource& source) {
   deck::Deck deck;
   deck.model = source.model, deck.task = source.task;
-  if (deck::has_pairs(deck.task.kind)) deck.task.kind = deck::TaskKind::lm;
+  if (deck::has_reference(deck.task.kind)) deck.task.kind = deck::TaskKind::lm;
   io::HfArchitecture architecture;
   for (const io::HfField& field : io::kHfFields) {
     const deck::Value value = deck::find_row(io::deck_key(field.key))->field.get(deck);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "core/progress.hpp"
@@ -28,10 +29,17 @@ struct ModelSource {
   bool is_hugging_face = false;                    // directory; else a checkpoint
 };
 
+/// Says where an element of a parameter is stored.
+using PlaceOf = std::function<std::string(const model::ParamDesc&, std::int64_t element)>;
+
+/// The same parameters, but for a DataError where one that is read is NaN or infinite once it is
+/// rounded to `finite_as`; without a type, as they are.
+train::ParameterSource checked(const train::ParameterSource& source, std::optional<DType> finite_as,
+                               const PlaceOf& place_of);
+
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
-/// directory. Throws DataError. So do its parameters where one read is NaN or infinite once it is
-/// rounded to `finite_as`; without a type they are given as they are. `weights`: the state of a
-/// checkpoint that they are.
+/// directory. Throws DataError. Its parameters are checked() for `finite_as`. `weights`: the state
+/// of a checkpoint that they are.
 ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as,
                        const std::string& weights = "master");
 

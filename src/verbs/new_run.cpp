@@ -36,14 +36,15 @@ std::string deck_text(const fs::path& run_directory, const ModelSource& source,
                       const std::string& verb) {
   const auto quoted = [](const fs::path& path) { return deck::value_text({path.string(), {}}); };
   const fs::path directory = in_full(run_directory);
+  const bool pairs = deck::has_pairs(source.task.kind);
   std::string text = fmt::format(
       "# Trains on what tessera {} made of {}: the checkpoint of step 0 beside this file.\n"
       "# Make token files with the model's tokenizer, and name them in data.train; rates and\n"
       "# lengths are a beginning, for you to change:\n"
-      "#   tessera tokenize TEXT --tokenizer {} --out PREFIX\n"
+      "#   tessera tokenize {} --tokenizer {} --out PREFIX\n"
       "#   mpirun -n N tessera train {} --set 'data.train=[\"PREFIX\"]'\n\n"
       "[run]\nname = {}\ndir = {}\nsteps = 1000\nresume = \"must\"\n\n[model]\n",
-      verb, printable(source.name),
+      verb, printable(source.name), pairs ? "PAIRS.jsonl --pairs" : "TEXT",
       source.tokenizer ? in_shell(tokenizer_file(directory)) : "THE_MODELS_TOKENIZER.json",
       in_shell(deck_file(run_directory)), quoted(directory.filename()), quoted(directory));
   deck::Deck deck;
@@ -63,8 +64,10 @@ std::string deck_text(const fs::path& run_directory, const ModelSource& source,
   if (source.model.moe.experts > 0) text += "\n[moe]\n" + experts;
   if (source.model.adapter.kind != deck::AdapterKind::none) text += "\n[adapter]\n" + adapter;
   if (source.task != deck::TaskSection{}) text += "\n[task]\n" + task;
+  text += "\n[data]\n# train = [\"PREFIX\"]\n\n[batch]\nglobal = 8\n";
+  if (pairs) text += "micro = 2\n";
   text +=
-      "\n[data]\n# train = [\"PREFIX\"]\n\n[batch]\nglobal = 8\n\n[optimizer]\nlr = 1e-5\n"
+      "\n[optimizer]\nlr = 1e-5\n"
       "\n[schedule]\nkind = \"cosine\"\nwarmup_steps = 50\n\n[checkpoint]\nevery = 200\n";
   return text;
 }

@@ -58,12 +58,7 @@ io::Tokenizer open_tokenizer(const TokenizeOptions& o,
 
 void check_options(const TokenizeOptions& o) {
   const auto lines = std::ranges::count_if(o.inputs, io::is_json_lines);
-  if (!o.rules.separator.empty() && lines == std::ssize(o.inputs)) {
-    throw DeckError("--separator is of text files, but all inputs are .jsonl files");
-  }
-  if (o.rules.field != io::DocumentRules().field && lines == 0) {
-    throw DeckError("--field is of .jsonl files, but no input is one");
-  }
+  check_document_rules(o.inputs, o.rules);
   if (o.chat && lines < std::ssize(o.inputs)) {
     throw DeckError(
         fmt::format("--chat {} makes documents of JSON lines, so all inputs must be .jsonl files; "
@@ -159,7 +154,7 @@ void replace_folders(TokenizeOptions& o, int rank) {
     const io::FolderFiles found = io::files_of_folders(directory);
     std::ranges::copy(found.files, std::back_inserter(files));
     if (found.left_out > 0 && rank == 0) {
-      tell(fmt::format("{}: {} beside its folders left out\n", directory.string(),
+      tell(fmt::format("{}: {} beside its folders left out\n", printable(directory.string()),
                        count_text(found.left_out, "file")));
     }
   }
@@ -304,6 +299,15 @@ void add_tokenizer(CLI::App& verb, TokenizeOptions& o) {
 
 }  // namespace
 
+void check_document_rules(std::span<const std::filesystem::path> inputs,
+                          const io::DocumentRules& rules) {
+  const auto lines = std::ranges::count_if(inputs, io::is_json_lines);
+  if (!rules.separator.empty() && lines == std::ssize(inputs))
+    throw DeckError("--separator is of text files, but all inputs are .jsonl files");
+  if (rules.field != io::DocumentRules().field && lines == 0)
+    throw DeckError("--field is of .jsonl files, but no input is one");
+}
+
 void add_separator(CLI::App& app, std::string& separator) {
   app.add_option("--separator", separator,
                  "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
@@ -360,7 +364,7 @@ Verb tokenize(CLI::App& app) {
   verb->add_flag("--pairs", o->rules.pairs,
                  "each line of the .jsonl files has a \"prompt\" and two answers to it, "
                  "\"chosen\" and \"rejected\", texts or messages, of which the template of --chat "
-                 "(completion) makes two documents, for task.kind dpo and ipo");
+                 "(completion) makes two documents, for task.kind dpo, ipo and reward");
   verb->add_option(
           "--chat", o->chat,
           fmt::format("each line of the .jsonl files is a conversation, or an instruction with its "

@@ -2,12 +2,15 @@
 // then `run` is called.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "deck/words.hpp"
+#include "io/document_reader.hpp"
 #include "train/job.hpp"
 
 namespace CLI {
@@ -73,6 +76,10 @@ void add_ema(CLI::App& app, std::string& weights);
 /// it means by C's escapes for white space and the backslash, DeckError for others.
 void add_separator(CLI::App& app, std::string& separator);
 std::string separator_of(const std::string& written);
+
+/// DeckError for a separator or field that none of these files has.
+void check_document_rules(std::span<const std::filesystem::path> inputs,
+                          const io::DocumentRules& rules);
 
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);

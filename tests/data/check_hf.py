@@ -18,6 +18,8 @@ HERE = pathlib.Path(__file__).resolve().parent / "hf"
 ENCODERS = {"bert": AutoModelForMaskedLM, "roberta": AutoModelForMaskedLM,
             "bert_classes": AutoModelForSequenceClassification,
             "roberta_classes": AutoModelForSequenceClassification,
+            "llama_reward": AutoModelForSequenceClassification,
+            "gpt_neox_reward": AutoModelForSequenceClassification,
             "bert_tokens": AutoModelForTokenClassification,
             "roberta_tokens": AutoModelForTokenClassification}
 

@@ -18,7 +18,8 @@ from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassifica
                           BertForTokenClassification, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
                           GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          GPTNeoXForSequenceClassification, LlamaConfig, LlamaForCausalLM,
+                          LlamaForSequenceClassification, MistralConfig, MistralForCausalLM,
                           MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, RobertaConfig,
@@ -384,5 +385,17 @@ save_with_logits("qwen3_moe_sparse", Qwen3MoeForCausalLM(Qwen3MoeConfig(
     **{**QWEN3_MOE, "num_hidden_layers": 4}, num_experts_per_tok=3, decoder_sparse_step=2,
     use_sliding_window=True, sliding_window=5, router_aux_loss_coef=0.0)),
     lambda state: experts_ours(state, 4, QWEN3_MODULES, dense=[0, 2]))
+# Reward models: one output, of the last token.
+def with_score(state):
+    return {**state, "lm_head.weight": state["score.weight"]}
+
+
+torch.manual_seed(12)
+save_with_logits("llama_reward", LlamaForSequenceClassification(LlamaConfig(**HEADS, num_labels=1)),
+                 lambda state: llama_ours(with_score(state), 2, tied=False))
+torch.manual_seed(13)
+save_with_logits("gpt_neox_reward", GPTNeoXForSequenceClassification(GPTNeoXConfig(
+    **{**NEOX, "hidden_size": 16, "num_attention_heads": 2}, rotary_pct=0.5, num_labels=1,
+    problem_type="regression")), lambda state: neox_ours(with_score(state), 2, 2))
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

@@ -1,10 +1,11 @@
 """Makes oracle/preferences.json: what PyTorch computes when it trains the models of preference_models.py on its pairs of
 answers, in fp64 and fp32: log p of each document under the reference model, and of each step the loss, the
-gradient's norm, and what is said of the pairs beside. tests/run/preference_test.py compares.
+gradient's norm, and what is said of the pairs beside; and how reward models score them. tests/run/preference_test.py
+compares.
 
     pip install torch transformers h5py && python make_preferences.py TESSERA
 
-The program is asked for nothing but the matrices A that its adapters begin with.
+The program is asked for nothing but the matrices A that its adapters begin with, and fresh heads.
 """
 
 import json
@@ -17,18 +18,20 @@ import tempfile
 import h5py
 import torch
 from torch.nn import functional as F
-from transformers import GPT2LMHeadModel, LlamaForCausalLM
+from transformers import (GPT2ForSequenceClassification, GPT2LMHeadModel, LlamaForCausalLM,
+                          LlamaForSequenceClassification)
 
 import preference_models as models
 
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}
+SCORERS = {"gpt2": GPT2ForSequenceClassification, "llama": LlamaForSequenceClassification}
 MODULES = {"attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj",
            "attention.v": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
            "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
 
 
-def first_adapters(name):
-    """By our name, the A and B that a run begins with."""
+def drawn_weights(name):
+    """By our name, the A and B, and the head, that a run begins with."""
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         models.write(directory / "pairs")
@@ -36,11 +39,13 @@ def first_adapters(name):
         deck["run"].update(steps=1, dir=str(directory / "run"))
         deck["optimizer"]["lr"] = 1e-30
         (directory / "deck.toml").write_text(to_toml(deck))
-        for command in (["evaluate", directory / "deck.toml", "--reference"], ["train", directory / "deck.toml"]):
+        refer = [["evaluate", directory / "deck.toml", "--reference"]]
+        for command in (*(refer if not models.scores(name) else []), ["train", directory / "deck.toml"]):
             subprocess.run([sys.argv[1], *command], check=True, stdout=subprocess.DEVNULL)
         (path,) = (directory / "run").glob("checkpoints/*/model.h5")
         with h5py.File(path) as file:
-            return {key: torch.tensor(item[()]) for key, item in file["master"].items() if ".lora_" in key}
+            return {key: torch.tensor(item[()]) for key, item in file["master"].items()
+                    if ".lora_" in key or key == "head.weight"}
 
 
 class Adapted(torch.nn.Module):
@@ -72,21 +77,36 @@ def log_p(model, tokens, of_prompt):
     return each[of_prompt - 1:].sum()
 
 
-def train(name, dtype, adapters):
-    directory, task, adapter = models.KINDS[name]
-    model = CLASSES[directory].from_pretrained(models.ORACLE / directory, dtype=torch.float32,
-                                               attn_implementation="eager").to(dtype)
-    documents = models.pairs()
+def scorer(directory, dtype, head):
+    """A reward model with this head, and how it scores documents."""
+    model = SCORERS[directory].from_pretrained(models.ORACLE / directory, num_labels=1, dtype=torch.float32,
+                                               attn_implementation="eager")
     with torch.no_grad():
-        reference = torch.stack([log_p(model, *d) for d in documents])
+        model.score.weight.copy_(head)
+    model = model.eval().to(dtype)
+    return model, lambda tokens, _: model(torch.tensor([tokens])).logits[0, 0]
+
+
+def train(name, dtype, drawn):
+    directory, task, adapter = models.KINDS[name]
+    documents = models.pairs()
+    if models.scores(name):
+        model, says = scorer(directory, dtype, drawn["head.weight"])
+        reference = torch.zeros(len(documents), dtype=dtype)
+    else:
+        model = CLASSES[directory].from_pretrained(models.ORACLE / directory, dtype=torch.float32,
+                                                   attn_implementation="eager").to(dtype)
+        says = lambda *document: log_p(model, *document)
+        with torch.no_grad():
+            reference = torch.stack([says(*d) for d in documents])
     if adapter:
-        adapt(model, adapter, {k: v.to(dtype) for k, v in adapters.items()})
+        adapt(model, adapter, {k: v.to(dtype) for k, v in drawn.items()})
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=models.LR, betas=(0.9, 0.99), eps=models.EPS)
-    beta, smoothing, steps = task["beta"], task.get("label_smoothing", 0.0), []
+    beta, smoothing, steps = task.get("beta", 1.0), task.get("label_smoothing", 0.0), []
     for step in range(models.STEPS):
         at = [(step * models.GLOBAL + i) % len(documents) for i in range(models.GLOBAL)]
-        ratios = torch.stack([log_p(model, *documents[i]) - reference[i] for i in at])
+        ratios = torch.stack([says(*documents[i]) - reference[i] for i in at])
         chosen, rejected = ratios[0::2], ratios[1::2]
         h = chosen - rejected
         if task["kind"] == "ipo":
@@ -102,7 +122,7 @@ def train(name, dtype, adapters):
                       "accuracy": (chosen > rejected).double().mean().item(),
                       "margin": beta * h.mean().item(), "reward_chosen": beta * chosen.mean().item(),
                       "reward_rejected": beta * rejected.mean().item(), "log_ratio": ratios.mean().item()})
-    return {"reference": reference.tolist(), "steps": steps}
+    return {"steps": steps} if models.scores(name) else {"reference": reference.tolist(), "steps": steps}
 
 
 if __name__ == "__main__":
@@ -113,7 +133,7 @@ if __name__ == "__main__":
 
     result = {}
     for name, (_, _, adapter) in models.KINDS.items():
-        adapters = first_adapters(name) if adapter else {}
-        result[name] = {kind: train(name, getattr(torch, kind), adapters) for kind in ("float64", "float32")}
+        drawn = drawn_weights(name) if adapter or models.scores(name) else {}
+        result[name] = {kind: train(name, getattr(torch, kind), drawn) for kind in ("float64", "float32")}
         print(name, [(round(s["loss"], 4), round(s["grad_norm"], 4)) for s in result[name]["float64"]["steps"]])
     (models.ORACLE / "preferences.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -5,13 +5,15 @@ import pathlib
 
 ORACLE = pathlib.Path(__file__).resolve().parent / "oracle"
 STEPS, GLOBAL = 5, 8
-# By name: the model directory, [task] without its reference, and [adapter].
+# By name: the model directory, [task] without its reference, and [adapter]. Those of kind reward have a fresh head.
 KINDS = {
     "dpo": ("gpt2", {"kind": "dpo", "beta": 0.5}, None),
     "cdpo": ("llama", {"kind": "dpo", "beta": 0.4, "label_smoothing": 0.2}, None),
     "ipo": ("gpt2", {"kind": "ipo", "beta": 0.25}, None),
     "lora": ("llama", {"kind": "dpo", "beta": 0.5},
              {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["*.attention.?.weight", "*.mlp.*"]}),
+    "reward": ("gpt2", {"kind": "reward"}, None),
+    "noisy": ("llama", {"kind": "reward", "label_smoothing": 0.1}, None),
 }
 LENGTH, VOCAB = 16, 190  # of a sample, and tokens below it are used
 LR, EPS, CLIP = 4e-3, 1e-6, 2.0
@@ -29,11 +31,17 @@ def pairs():
     return made
 
 
+def scores(name):
+    return KINDS[name][1]["kind"] == "reward"
+
+
 def deck(name, prefix, reference):
     model, task, adapter = KINDS[name]
+    if not scores(name):
+        task = {**task, "reference": str(reference)}
     made = {"run": {"steps": STEPS, "seed": 8, "backend": "debug"},
             "model": {"init_from": str(ORACLE / model), "dropout": 0.0},
-            "task": {**task, "reference": str(reference)},
+            "task": dict(task),
             "data": {"train": [str(prefix)], "shuffle": False},
             "batch": {"sequence": LENGTH, "micro": 2, "global": GLOBAL},
             "optimizer": {"name": "adam", "lr": LR, "betas": [0.9, 0.99], "eps": EPS,

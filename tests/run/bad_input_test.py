@@ -237,6 +237,49 @@ class BadInput(RunTest):
             (run / name).write_bytes(content)
         self.assertEqual(self.run_job(2, "train", deck).code, 0)
 
+    def test_what_lies_beside_tokens_that_is_no_regular_file(self):
+        prefix = self.pairs_of_bytes([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4)
+        lines = self.dir / "pairs.jsonl"
+        scores = self.deck("scores", tiny_deck(prefix, model__vocab=256, task__kind="reward",
+                                               batch__micro=2, batch__global=4))
+        for name in ("pairs.json", "targets.bin", "targets.idx"):
+            file = pathlib.Path(f"{prefix}.{name}")
+            content = file.read_bytes()
+            self.assert_refused_alone(DATA, file, "train", scores, ranks=2)
+            file.write_bytes(content)
+        self.train(1, scores)
+        odd = self.dir / "odd.jsonl"
+        self.assert_refused_alone(DATA, odd, "classify", self.dir / "scores", odd)
+        for name, line in (("labels.json", ["tokenize", lines, "--label", "prompt", "--labels"]),
+                           ("template.json", ["tokenize", lines, "--pairs", "--chat"])):
+            file = self.dir / name
+            self.assert_refused_alone(DATA, file, *line, file, "--out", self.dir / "out")
+
+    def test_other_inputs_that_are_no_regular_files(self):
+        hf, adapters = SOURCE / "tests" / "data" / "hf", self.dir / "adapters"
+        shutil.copytree(hf / "peft_llama3", adapters)
+        config = json.loads((adapters / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(hf / "llama3")
+        (adapters / "adapter_config.json").write_text(json.dumps(config))
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            content = (adapters / name).read_bytes()
+            self.assert_refused_alone(DATA, adapters / name, "import", adapters, "--to", self.dir / "run")
+            (adapters / name).write_bytes(content)
+        self.train(1, self.deck("run", tiny_deck(self.corpus, model__vocab=256)))
+        odd = self.dir / "odd.jsonl"
+        self.assert_refused_alone(DATA, odd, "evaluate", self.dir / "run", "--choices", odd,
+                                  "--tokenizer", "bytes", ranks=2)
+        metrics = self.dir / "run" / "metrics.jsonl"
+        self.assert_refused_alone(DATA, metrics, "report", self.dir / "run", "--out", self.dir / "page.html")
+
+    def test_paths_that_are_no_text(self):
+        """A deck, which is UTF-8, cannot name them."""
+        model = os.fsencode(self.dir) + b"/m\xff"
+        shutil.copytree(SOURCE / "tests" / "data" / "hf" / "gpt2", os.fsdecode(model))
+        job = self.run_job(0, "generate", os.fsdecode(model), "--prompt", "a")
+        self.assertEqual(job.code, DATA, job.output)
+        self.assertIn("cannot name this path", " ".join(job.output.split()))
+
     def test_names_cannot_forge_lines_or_steer_a_terminal(self):
         """Whatever files are called and hold, each message has its lines, without commands."""
         evil = "a\ntessera: done\x1b]0;title\x07\x9b"

@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera import RunTest, tiny_deck, write_tokens
 
-DECK, DATA = 2, 3
+DECK, DATA, IO = 2, 3, 7
 MODEL = {"model__vocab": 256, "model__heads": 4, "model__hidden": 32, "model__layers": 4,
          "model__context": 48, "batch__sequence": 16, "run__steps": 4, "optimizer__lr": 3e-2,
          "checkpoint__every": 4, "run__reproducible": "layout", "run__reproducible_tensor": 2,
@@ -151,6 +151,34 @@ class Choices(RunTest):
         job = self.run_job(2, "evaluate", self.model, "--choices", path, each=True)
         self.assertEqual(job.codes, [DECK] * 2, job.output)
         self.assertIn("says nothing of its tokenizer: give --tokenizer", job.output)
+        for out, text in (("/dev/null", "is a device or a pipe"), (self.dir, "names a directory"),
+                          (self.dir / "none" / "out.jsonl", "there is no directory")):
+            job = self.run_job(2, "evaluate", self.model, "--choices", path, "--tokenizer", "bytes",
+                               "--out", out, each=True)
+            self.assertEqual(job.codes, [IO] * 2, job.output)
+            self.assertIn(text, " ".join(job.output.split()))
+
+    def test_outputs_that_are_no_tokens(self):
+        good = {"context": "ab", "choices": ["c", "d"], "answer": 0}
+        pairs = self.pairs_of_bytes([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4)
+        self.train(1, self.deck("scores", tiny_deck(pairs, **{
+            **MODEL, "task__kind": "reward", "batch__micro": 2, "batch__global": 4})))
+        self.model = self.dir / "scores"
+        output, _ = self.evaluate(2, self.write("questions.jsonl", [good]), code=DECK)
+        self.assertIn('task.kind = "reward": the model\'s outputs are no tokens', " ".join(output.split()))
+
+    def test_another_tokenizer(self):
+        """Than that of the model's data: as generate, refused unless it is accepted."""
+        text = self.dir / "text.txt"
+        text.write_text("the cat and the dog and the bird " * 400)
+        job = self.run_job(0, "tokenize", text, "--train-tokenizer", "280", "--out", self.dir / "words")
+        self.assertEqual(job.code, 0, job.output)
+        self.train(1, self.deck("words", tiny_deck(self.dir / "words", **{**MODEL, "model__vocab": 280})))
+        self.model = self.dir / "words"
+        path = self.write("questions.jsonl", [{"context": "the", "choices": [" cat", " x"], "answer": 0}])
+        output, _ = self.evaluate(1, path, code=DATA)
+        self.assertIn("not with --tokenizer bytes (256 tokens)", " ".join(output.split()))
+        self.evaluate(1, path, sets={"data.accept_tokenizer": "true"})
 
     def test_frequencies_that_follow_the_length(self):
         """Steps are as long as the longest choice, which must change nothing for the others."""

@@ -275,15 +275,32 @@ class Verbs(ClassifyTest):
                 ("more than the model's context of 24", 3, "classify", self.dir / "run",
                  SOURCE / "README.md"),
                 ("is none of the model's: bird, cat, dog", 3, "classify", self.dir / "run",
-                 self.labelled_line("fish"), "--label", "animal")):
+                 self.labelled_line("fish"), "--label", "animal"),
+                ("--label animal is a member of JSON lines", 2, "classify", self.dir / "run",
+                 SOURCE / "README.md", "--label", "animal"),
+                ("--field is of .jsonl files, but no input is one", 2, "classify", self.dir / "run",
+                 SOURCE / "README.md", "--field", "x"),
+                ("--separator is of text files, but all inputs are .jsonl files", 2, "classify",
+                 self.dir / "run", self.dir / "line.jsonl", "--separator", "x"),
+                ("has no tokens, so no class", 3, "classify", self.dir / "run",
+                 self.labelled_line("cat", text="", name="empty"), "--label", "animal")):
             with self.subTest(text):
                 job = self.run_job(0, *arguments)
                 self.assertEqual(job.code, code, job.output)
                 self.assertIn(text, job.output)
+        for options, line in (((), "\t\t\n"), (("--json",), '{"label":null}\n')):
+            job = self.run_job(0, "classify", self.dir / "run", self.dir / "empty.jsonl", *options)
+            self.assertEqual(job.output, line, "a line for each document")
+        names = json.loads((self.dir / "run" / "labels.json").read_text())
+        (self.dir / "run" / "labels.json").write_text(
+            json.dumps({**names, "names": [*names["names"], "fish"]}))
+        job = self.run_job(0, "classify", self.dir / "run", self.dir / "line.jsonl")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("its labels.json names 4 classes, but it has 3", " ".join(job.output.split()))
 
-    def labelled_line(self, label):
-        path = self.dir / "line.jsonl"
-        classes.write_lines(path, [("abc", label)])
+    def labelled_line(self, label, text="abc", name="line"):
+        path = self.dir / f"{name}.jsonl"
+        classes.write_lines(path, [(text, label)])
         return path
 
 
@@ -410,7 +427,7 @@ class FreshHead(ClassifyTest):
         bert = self.pretrain("bert")
         for name, code, text, changes in (
                 ("labels", 2, "task.labels is missing", {"task__labels": None}),
-                ("kind", 2, 'model.init_head has no effect without task.kind = "classify" or "tokens"',
+                ("kind", 2, 'model.init_head has no effect without task.kind = "classify", "tokens" or "reward"',
                  {"task__kind": "mlm", "task__labels": None, "model__init_head": "fresh"}),
                 ("wide", 2, "model.hidden = 64, but", {"model__hidden": 64}),
                 ("absent", 3, "config.json", {"model__init_from": str(self.dir / "nowhere")})):
@@ -450,7 +467,7 @@ class Refused(ClassifyTest):
 
     def test_decks(self):
         self.assert_refused(2, "task.labels is missing", task__labels=None)
-        self.assert_refused(2, "outputs are classes, not tokens", model__tied_embeddings=True)
+        self.assert_refused(2, "outputs are not tokens", model__tied_embeddings=True)
         self.assert_refused(2, "a sample is a document", data__documents="joined")
         self.assert_refused(2, "does not go with model.block", model__block="parallel")
         self.assert_refused(2, 'task.pooling has no effect with task.kind = "lm"', task__kind="lm",

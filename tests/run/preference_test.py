@@ -1,5 +1,5 @@
-"""Pairs of answers (DPO, IPO): as PyTorch trains on them, the same bits on every layout and over restarts, and what is
-refused."""
+"""Pairs of answers (DPO, IPO, reward models): as PyTorch trains on them, the same bits on every layout and over restarts,
+what a reward model says, and what is refused."""
 
 import json
 import pathlib
@@ -22,6 +22,7 @@ LAYOUTS = ((1, {"batch__micro": 8}), (1, {"batch__micro": 4, "memory__logits": 7
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
               "checkpoint__every": 2, "checkpoint__keep": 9}
 SAID = ("loss", "grad_norm", "accuracy", "margin", "reward_chosen", "reward_rejected", "log_ratio")
+SCORED = SAID[:-1]  # of a reward model, which is compared with none
 
 
 def said_of(step):
@@ -39,9 +40,11 @@ class PreferenceTest(RunTest):
         return self.deck(run, change(deck, **changes))
 
     def refer(self, ranks, deck):
+        """What a reward model does without."""
+        if 'kind = "reward"' in deck.read_text():
+            return
         job = self.run_job(ranks, "evaluate", deck, "--reference")
         self.assertEqual(job.code, 0, job.output)
-        return job
 
 
 class Oracle(PreferenceTest):
@@ -50,28 +53,30 @@ class Oracle(PreferenceTest):
 
     def compare(self, kind, layouts):
         want = self.truth()
+        said = SCORED if models.scores(kind) else SAID
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is, or as one rounding of
         # a reference's sum of 50 is, for how far the former is in few steps is chance.
         bound = {key: 8 * max(2**-24 * 50, *(abs(a[key] - b[key]) for a, b in zip(
-            want[kind]["float32"]["steps"], want[kind]["float64"]["steps"]))) for key in SAID}
+            want[kind]["float32"]["steps"], want[kind]["float64"]["steps"]))) for key in said}
         bound["accuracy"] = 1e-9
-        worst_reference = 8 * max(abs(a - b) for of in want.values() for a, b in zip(
-            of["float32"]["reference"], of["float64"]["reference"]))
+        worst_reference = 8 * max(abs(a - b) for of in want.values() if "reference" in of["float64"]
+                                  for a, b in zip(of["float32"]["reference"], of["float64"]["reference"]))
         for number, (ranks, layout) in enumerate(layouts):
             with self.subTest(kind=kind, ranks=ranks, **layout):
                 name = f"{kind}_{number}"
                 deck = self.deck_of(name, kind, reference=name, **layout)
                 self.refer(ranks, deck)
-                (of_train,) = json.loads((self.dir / f"{name}.json").read_text())["corpora"]
-                for got, log_p in zip(of_train["log_probabilities"],
-                                      want[kind]["float64"]["reference"], strict=True):
-                    self.assertLess(abs(got - log_p), worst_reference)
+                if not models.scores(kind):
+                    (of_train,) = json.loads((self.dir / f"{name}.json").read_text())["corpora"]
+                    for got, log_p in zip(of_train["log_probabilities"],
+                                          want[kind]["float64"]["reference"], strict=True):
+                        self.assertLess(abs(got - log_p), worst_reference)
                 self.train(ranks, deck)
                 for at, (step, true) in enumerate(zip(self.steps_of(name),
                                                       want[kind]["float64"]["steps"], strict=True)):
                     self.assertEqual(step["targets"], models.GLOBAL // 2, "pairs")
-                    for key in SAID:
-                        if at == 0 and key == "accuracy":
+                    for key in said:
+                        if at == 0 and key == "accuracy" and not models.scores(kind):
                             continue  # all ratios are 0, but for rounding
                         self.assertLess(abs(said_of(step)[key] - true[key]), bound[key], (key, at))
 
@@ -85,19 +90,25 @@ class Oracle(PreferenceTest):
         self.compare("ipo", LAYOUTS[2:7:2])
 
     def test_lora(self):
-        self.compare("lora", LAYOUTS[1:])
+        self.compare("lora", LAYOUTS[1::2])
+
+    def test_reward(self):
+        self.compare("reward", (LAYOUTS[0], *LAYOUTS[2:7:2], LAYOUTS[7]))
+
+    def test_reward_of_noisy_pairs(self):
+        self.compare("noisy", LAYOUTS[3:6:2])
 
 
 class Bits(PreferenceTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for kind, compute in (("dpo", "f32"), ("lora", "bf16")):
+        for kind, compute in (("dpo", "f32"), ("lora", "bf16"), ("reward", "f32")):
             fixed = {**ANY_LAYOUT, "precision__compute": compute, "data__shuffle": True,
                      "data__validation": [str(self.pairs)], "evaluate__every": 2,
                      "evaluate__batches": 0, "model__dropout": 0.1, "reference": kind,
                      "run__steps": 6}
             one = self.deck_of(f"{kind}_one", kind, **fixed)
             self.refer(1, one)
-            reference = (self.dir / f"{kind}.json").read_bytes()
+            reference = (self.dir / f"{kind}.json").read_bytes() if kind != "reward" else None
             want = self.train(1, one)
             said = [s["preferences"] for s in self.steps_of(f"{kind}_one")]
             evaluated = self.evaluated(f"{kind}_one")
@@ -111,13 +122,16 @@ class Bits(PreferenceTest):
                     name = "_".join([kind, *(k.split("__")[1] for k in layout)])
                     deck = self.deck_of(name, kind, **{**fixed, **layout})
                     self.refer(ranks, deck)
-                    self.assertEqual((self.dir / f"{kind}.json").read_bytes(), reference)
+                    if reference:
+                        self.assertEqual((self.dir / f"{kind}.json").read_bytes(), reference)
                     self.assertEqual(self.train(ranks, deck), want)
                     self.assertEqual([s["preferences"] for s in self.steps_of(name)], said)
                     self.assertEqual(self.evaluated(name), evaluated)
             self.go_back(f"{kind}_one", 2)
             again = self.deck_of(f"{kind}_one", kind, **fixed, parallel__tensor=2, zero__stage=3)
             self.assertEqual(self.train(4, again), want)
+            if not reference:
+                continue
             (self.dir / f"{kind}.json").write_bytes(reference + b"\n")
             job = self.run_job(4, "train", again)
             self.assertEqual(job.code, 2, job.output)
@@ -158,6 +172,95 @@ class Bits(PreferenceTest):
             self.assertLess(abs(step["grad_norm"] / true["grad_norm"] - 1), 0.05)
 
 
+class Scores(RunTest):
+    """A reward model of bytes, which learns that yes is better than no."""
+
+    def setUp(self):
+        super().setUp()
+        said = [{"prompt": f"{i} ", "chosen": "yes" * (1 + i % 3), "rejected": "no" * (1 + i % 4)}
+                for i in range(12)]
+        self.pairs_of_bytes(said)
+        # The same documents as texts, and as prompts with an answer.
+        (self.dir / "texts.jsonl").write_text("".join(
+            json.dumps({"text": one["prompt"] + one[which], "prompt": one["prompt"],
+                        "completion": one[which]}) + "\n"
+            for one in said for which in ("chosen", "rejected")))
+
+    def reward_deck(self, name, init_from=None, **changes):
+        model = {"family": "gpt2", "layers": 1, "heads": 2, "hidden": 16, "vocab": 256, "context": 24}
+        deck = {"run": {"steps": 30, "seed": 3, "backend": "debug"}, "task": {"kind": "reward"},
+                "model": {"init_from": str(init_from)} if init_from else model,
+                "data": {"train": [str(self.dir / "pairs")], "validation": [str(self.dir / "pairs")]},
+                "batch": {"micro": 4, "global": 8}, "schedule": {"kind": "constant"},
+                "optimizer": {"name": "adamw", "lr": 1e-2}, "evaluate": {"every": 30, "batches": 0}}
+        return self.deck(name, change(deck, **changes))
+
+    def rewards(self, model, *options):
+        job = self.run_job(0, "classify", model, self.dir / "texts.jsonl", "--json", *options)
+        self.assertEqual(job.code, 0, job.output)
+        return [json.loads(line)["reward"] for line in job.output.splitlines() if line.startswith("{")]
+
+    def test_of_a_run_and_its_export(self):
+        deck = self.reward_deck("run")
+        self.train(2, deck)
+        (last,) = self.evaluations_of("run")
+        self.assertEqual(last["targets"], 12, "pairs")
+        self.assertEqual(last["preferences"]["accuracy"], 1)
+        self.assertIsNone(last["preferences"]["log_ratio"])
+        self.assertIsNone(last["accuracy"], "no class is said")
+        rewards = self.rewards(self.dir / "run")
+        self.assertEqual(len(rewards), 24)
+        self.assertEqual(self.rewards(self.dir / "run", "--chat", self.dir / "pairs_template.json"), rewards)
+        for which, first in (("reward_chosen", 0), ("reward_rejected", 1)):
+            mean = sum(rewards[first::2]) / 12
+            # Documents alone and beside padding: a few roundings of numbers of the size of rewards.
+            self.assertLess(abs(mean - last["preferences"][which]), 2**-20 * max(map(abs, rewards)))
+        job = self.run_job(0, "export", self.dir / "run", "--to", self.dir / "exported")
+        self.assertEqual(job.code, 0, job.output)
+        config = json.loads((self.dir / "exported" / "config.json").read_text())
+        self.assertEqual(config["architectures"], ["GPT2ForSequenceClassification"])
+        self.assertEqual(config["id2label"], {"0": "LABEL_0"})
+        self.assertEqual(self.rewards(self.dir / "exported"), rewards)
+        # And so is what a run imports, whose deck trains once it has data.
+        job = self.run_job(0, "import", self.dir / "exported", "--to", self.dir / "imported")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertEqual(self.rewards(self.dir / "imported"), rewards)
+        self.assertIn("--pairs", (self.dir / "imported" / "deck.toml").read_text())
+        job = self.run_job(2, "train", self.dir / "imported" / "deck.toml", "--set",
+                           f'data.train=["{self.dir / "pairs"}"]', "--set", "run.steps=2")
+        self.assertEqual(job.code, 0, job.output)
+        job = self.run_job(2, "evaluate", self.reward_deck("again", init_from=self.dir / "exported"))
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn(f"loss {last['loss']:.6f} | accuracy 1.0000 | margin ", job.output)
+        self.assertNotIn("log ratio", job.output)
+
+    def test_refused(self):
+        self.train(1, self.reward_deck("run", run__steps=1, evaluate__every=0))
+        for code, text, *arguments in (
+                (2, "says how good an answer is: tessera classify asks it", "generate", self.dir / "run",
+                 "--prompt", "x"),
+                (2, "--label x: ", "classify", self.dir / "run", self.dir / "texts.jsonl", "--label", "x"),
+                (2, "--words x: ", "classify", self.dir / "run", self.dir / "texts.jsonl", "--words", "x")):
+            job = self.run_job(0, *arguments)
+            self.assertEqual(job.code, code, job.output)
+            self.assertIn(text, " ".join(job.output.split()))
+        for text, changes in (
+                ("task.beta has no effect with task.kind = \"reward\"", {"task__beta": 0.1}),
+                ("task.reference has no effect", {"task__reference": "x.json"}),
+                ("task.labels has no effect", {"task__labels": 2}),
+                ("task.pooling does not go with task.kind = \"reward\"", {"task__pooling": "none"}),
+                ("is the same in both answers", {"task__pooling": "first"}),
+                ("model.tied_embeddings does not go with", {"model__tied_embeddings": True}),
+                ("batch.micro = 3 is odd", {"batch__micro": 3, "batch__global": 6}),
+                ("a whole sequence", {"parallel__context": 2}),
+                ("would stay as it is", {"adapter__kind": "lora"}),
+                ("compares nothing with a reference model", {"flag": "--reference"})):
+            flags = [changes.pop("flag")] if "flag" in changes else []
+            job = self.run_job(2, *(["evaluate"] if flags else ["train"]), self.reward_deck("bad", **changes), *flags)
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(text, " ".join(job.output.split()))
+
+
 class Refused(PreferenceTest):
     def expect(self, code, text, *arguments, **changes):
         job = self.run_job(1, *(arguments or ("train",)), self.deck_of("bad", "dpo", **changes))
@@ -188,8 +291,48 @@ class Refused(PreferenceTest):
         self.expect(3, "more than the 10 that batch.sequence allows", batch__sequence=10)
         pathlib.Path(f"{self.pairs}.pairs.json").write_text('{"pairs": 7}')
         self.expect(3, "its documents are no pairs of answers")
+        pathlib.Path(f"{self.pairs}.pairs.json").write_text(json.dumps({"pairs": 2**62}))
+        self.expect(3, "$.pairs: expected")
         pathlib.Path(f"{self.pairs}.pairs.json").unlink()
         self.expect(3, "make it with tessera tokenize --pairs")
+
+    def test_references_of_an_earlier_format(self):
+        """Whose hash is of the model's directory alone, and which is taken as it was."""
+        deck = self.deck_of("good", "dpo")
+        self.refer(1, deck)
+        path = self.dir / "reference.json"
+        made = json.loads(path.read_text())
+        self.assertEqual(made["format"], 2)
+        path.write_text(json.dumps({**made, "format": 1}))
+        self.expect(3, "is of another model than model.init_from")
+        path.write_text(json.dumps({**made, "format": 3}))
+        self.expect(3, "$.format: expected")
+
+    def test_references_of_other_positions(self):
+        """The same weights say something else of a text whose positions turn otherwise."""
+        deck = self.deck_of("good", "cdpo")
+        self.refer(1, deck)
+        told = ("--set", "model.rope_theta=20000.0")
+        job = self.run_job(1, "train", deck, *told)
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("or of other positions (model.context, rope_*) in it", " ".join(job.output.split()))
+        job = self.run_job(1, "evaluate", deck, "--reference", *told)
+        self.assertEqual(job.code, 0, job.output)
+        self.train(1, deck, told[1])
+
+    def test_references_without_the_validation_data(self):
+        """Are refused at the start, not at the first evaluation."""
+        self.refer(1, self.deck_of("good", "dpo"))
+        other = self.dir / "other"
+        models.write(other)
+        bytes_of = pathlib.Path(f"{other}.bin").read_bytes()
+        pathlib.Path(f"{other}.bin").write_bytes(bytes_of[2:] + bytes_of[:2])
+        job = self.run_job(2, "train", self.deck_of("later", "dpo", data__validation=[str(other)],
+                                                    evaluate__every=5), each=True)
+        self.assertEqual(job.codes, [3, 3], job.output)
+        self.assertIn("is of other data than", " ".join(job.output.split()))
+        self.assertFalse((self.dir / "later" / "metrics.jsonl").exists()
+                         and self.steps_of("later"), "no step was done")
 
     def test_references_of_something_else(self):
         self.expect(3, "reference.json is not there: make it with tessera evaluate DECK --reference")

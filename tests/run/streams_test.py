@@ -28,13 +28,28 @@ class Streams(RunTest):
         self.train(1, deck)
         run, text = self.dir / "run", self.dir / "text.txt"
         text.write_text("the quick brown fox")
+        questions = self.dir / "questions.jsonl"
+        questions.write_text('{"context": "a", "choices": ["b", "c"], "answer": 0}\n')
+        pairs = self.pairs_of_bytes([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4)
+        self.assertEqual(self.run_job(0, "export", run, "--to", self.dir / "hf").code, 0)
+        scores = self.deck("scores", tiny_deck(pairs, model__vocab=256, model__context=32, task__kind="reward",
+                                               batch__micro=2, batch__global=4))
+        self.train(1, scores)
+        reference = tiny_deck(pairs, task__kind="dpo", batch__micro=2, batch__global=4,
+                              task__reference=str(self.dir / "reference.json"))
+        reference["model"] = {"init_from": str(self.dir / "hf")}
+        reference = self.deck("reference", reference)
         return (["--help"], ["--version"], ["plan", "--help"],
                 ["check", deck, "--ranks", 2], ["check", deck, "--ranks", 2, "--options"],
                 ["check", deck, "--schedule"], ["check", deck, "--schedule", "--format", "svg"],
                 ["plan", deck, "--ranks", 2], ["plan", deck, "--ranks", 2, "--format", "json"],
                 ["plan", deck, "--ranks", 2, "--machine", MACHINE, "--format", "svg"],
                 ["simulate", deck, "--ranks", 2, "--machine", MACHINE],
-                ["evaluate", deck], ["inspect", run], ["inspect", run, "--verify"],
+                ["simulate", deck, "--ranks", 2, "--machine", MACHINE, "--search"],
+                ["evaluate", deck], ["evaluate", run, "--choices", questions, "--tokenizer", "bytes"],
+                ["evaluate", reference, "--reference"], ["classify", self.dir / "scores", text],
+                ["help"], ["completion", "bash"], ["man"], ["explain", "zero.stage"],
+                ["inspect", run], ["inspect", run, "--verify"],
                 ["inspect", self.corpus], ["tokenize", text, "--out", self.dir / "text"],
                 ["generate", run, "--prompt", "the", "--tokens", 2],
                 ["export", run, "--to", "NEW"], ["import", MODEL, "--to", "NEW"],

@@ -151,6 +151,16 @@ class RunTest(unittest.TestCase):
         self.corpus = self.dir / "tokens"
         write_tokens(self.corpus)
 
+    def pairs_of_bytes(self, pairs):
+        """Token files of pairs of answers, {"prompt", "chosen", "rejected"} each, a byte a token; their prefix."""
+        lines, template = self.dir / "pairs.jsonl", self.dir / "pairs_template.json"
+        lines.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        template.write_text(json.dumps({"parts": [{"text": "{prompt}"},
+                                                  {"text": "{completion}", "learned": True}]}))
+        job = self.run_job(0, "tokenize", lines, "--pairs", "--chat", template, "--out", self.dir / "pairs")
+        self.assertEqual(job.code, 0, job.output)
+        return self.dir / "pairs"
+
     def deck(self, name, deck):
         """Writes a deck whose run directory is self.dir / name; returns the file."""
         path = self.dir / f"{name}.toml"

@@ -126,6 +126,39 @@ class NonFinite(WeightsTest):
             output = self.job("evaluate", *commands["evaluate"], *told, ranks=2)
             self.assertRegex(output, r"loss -?nan")
 
+    def test_sums_of_matrices_and_adapters(self):
+        """Each part is finite in f16, but not what --merged makes of them."""
+        hf, adapters = SOURCE / "tests/data/hf", self.dir / "adapters"
+        shutil.copytree(hf / "peft_llama3", adapters)
+        config = json.loads((adapters / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(hf / "llama3")
+        (adapters / "adapter_config.json").write_text(json.dumps(config))
+        module = "base_model.model.model.layers.0.mlp.gate_proj.lora_{}.weight"
+        for which in "AB":
+            Safetensors(adapters / "adapter_model.safetensors").put(module.format(which), 0, 0,
+                                                                    value=3e4)
+        run, whole = self.dir / "run", self.dir / "whole"
+        self.job("import", adapters, "--to", run)
+        self.job("export", run, "--merged", "--type", "f16", "--to", whole, code=3,
+                 says=["block.0.mlp.gate.weight with its adapter[0, 0] is ", "--allow-non-finite"])
+        self.assertFalse(whole.exists())
+        self.job("export", run, "--merged", "--type", "f32", "--to", whole)
+
+    def test_outputs_of_a_reward_model(self):
+        """Every weight is finite, but not what it makes of a document."""
+        pairs = self.pairs_of_bytes([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4)
+        self.train(1, self.deck("scores", tiny_deck(
+            pairs, model__vocab=256, run__steps=1, task__kind="reward", batch__micro=2, batch__global=4)))
+        model, text = self.dir / "model", self.dir / "text.txt"
+        text.write_text("abc")
+        self.job("export", self.dir / "scores", "--to", model)
+        self.job("classify", model, text, "--tokenizer", "bytes")
+        file = Safetensors(model / "model.safetensors")
+        file.put("transformer.ln_f.weight", 0, value=3e38)
+        file.put("score.weight", 0, 0, value=3e38)
+        self.job("classify", model, text, "--tokenizer", "bytes", code=6,
+                 says=["the model's outputs are not finite"])
+
     def test_no_older_checkpoint_is_evaluated_in_its_place(self):
         """The last step's update is infinite in f32."""
         deck = self.deck("run", self.evaluable(schedule__kind="constant"))

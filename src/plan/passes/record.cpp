@@ -144,16 +144,17 @@ model::MicroBatch Recorder::micro_batch() const {
                     : local(Local::documents, DType::i32, {b, t, two});
   const View positions =
       context.cut() ? local(Local::positions, DType::i32, {b, t, two}) : documents;
-  return {.batch = b,
-          .sequence = t,
-          .tokens = local(Local::tokens, DType::i32, {b, t}),
-          .targets = local(Local::targets, DType::i32, {b * in_.config.targets_of(t)}),
-          .samples = local(Local::samples, DType::i64, {b}),
-          .documents = in_.documents.separate ? documents : View{},
-          .positions = in_.documents.positions || context.cut() ? positions : View{},
-          .reference = in_.preference ? local(Local::reference, DType::f64, {b}) : View{},
-          .confusion =
-              in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
+  return {
+      .batch = b,
+      .sequence = t,
+      .tokens = local(Local::tokens, DType::i32, {b, t}),
+      .targets = local(Local::targets, DType::i32, {b * in_.config.targets_of(t)}),
+      .samples = local(Local::samples, DType::i64, {b}),
+      .documents = in_.documents.separate ? documents : View{},
+      .positions = in_.documents.positions || context.cut() ? positions : View{},
+      .reference = in_.preference.relative() ? local(Local::reference, DType::f64, {b}) : View{},
+      .confusion =
+          in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
 }
 
 model::TensorRegion Recorder::tensor_region() {

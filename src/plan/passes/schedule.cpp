@@ -242,11 +242,11 @@ class Scheduler {
   }
 
   void add_batch(std::int64_t k) {
-    const bool compares = static_cast<bool>(in_.compared(plan_.shape));
+    const kernels::PreferenceTerms compared = in_.compared(plan_.shape);
     const auto [b, t] = rows_;
     const std::int64_t targets = b * in_.model.config.targets_of(t),
                        losses = in_.losses(plan_.shape),
-                       statistics = compares ? kernels::kPreferenceStats * (b / 2) : 0,
+                       statistics = compared ? kernels::kPreferenceStats * (b / 2) : 0,
                        tokens = plan_.shape.micro * plan_.shape.sequence;
     const bool cut = in_.layout.context.shares > 1,
                with_documents = in_.documents.separate || (in_.documents.positions && !cut);
@@ -261,7 +261,7 @@ class Scheduler {
          .samples = make("samples", DType::i64, b),
          .documents = with_documents ? make("documents", DType::i32, 2 * tokens) : View{},
          .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{},
-         .reference = compares ? make("reference", DType::f64, b) : View{},
+         .reference = compared.relative() ? make("reference", DType::f64, b) : View{},
          .positions = cut ? make("positions", DType::i32, 2 * b * t) : View{}});
     const auto make_result = [&](const char* name, std::int64_t n) {
       if (n == 0) return View{};

@@ -228,7 +228,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
       plan.shares[u].kept.push_back(saved_of(rows[r], states[u], r).count());
   }
   if (const std::int64_t classes = in.model.config.head.labels;
-      classes > 0 && plan.shape.purpose == PlanPurpose::evaluate) {
+      classes > 0 && !in.preference && plan.shape.purpose == PlanPurpose::evaluate) {
     // Behind all others, so that those are where they are in the plans without it.
     plan.confusion =
         add_persistent(plan, "confusion", BufferPurpose::control, DType::i64, classes * classes)

@@ -16,7 +16,8 @@ bool makes_gradients(const Op& op) {
                                     return requires { args.d_y; }
                                     || requires { args.d_out; }
                                     || requires { args.d; }
-                                    || std::is_same_v<Args, kernels::ClassifyGradient>;
+                                    || std::is_same_v<Args, kernels::ClassifyGradient> ||
+                                        std::is_same_v<Args, kernels::ScoreGradient>;
                                   },
                                   *kernel);
 }

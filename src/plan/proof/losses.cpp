@@ -33,6 +33,11 @@ class LossCheck {
       if (routed.counted != (adds ? 1 : 0))
         reject(plan_, routed.made, "chooses experts that are not in the step's counts once");
     }
+    for (auto& [buffer, slopes] : slopes_) {
+      slopes.used.each({0, plan_.buffer(buffer).bytes}, [&, made = slopes.made](bool used) {
+        if (!used) reject(plan_, made, "makes slopes of losses that make no gradient");
+      });
+    }
     for (const auto& [buffer, compared] : compared_) {
       for (const int added : compared.added) {
         if (added != (adds ? 1 : 0))
@@ -54,6 +59,12 @@ class LossCheck {
   struct Compared {
     std::size_t made = 0;
     std::array<int, kernels::kPreferenceStats> added{};
+  };
+
+  /// What the gradients of pairs' targets, or of their scores, are multiplied with.
+  struct Slopes {
+    std::size_t made = 0;
+    RangeMap<bool> used;
   };
 
   /// Choices of experts.
@@ -90,7 +101,7 @@ class LossCheck {
     ++losses.tallied;
   }
 
-  /// Losses of pairs take the place of those of all their targets.
+  /// Losses of pairs take the place of those of all their targets, or of scores.
   void follow(const kernels::PreferenceLoss& pairs) {
     const BufferId of_targets = homes_.home_of(pairs.target_losses).buffer;
     const auto found = made_.find(of_targets);
@@ -99,8 +110,10 @@ class LossCheck {
     found->second.there.each({0, plan_.buffer(of_targets).bytes}, [&](bool there) {
       if (!there) reject(plan_, at_, "compares pairs by losses that are not all of a micro-batch");
     });
+    const View& reference = batches_[targets].reference;
     if (homes_.home_of(pairs.targets).buffer != targets ||
-        !homes_.is_at(pairs.reference, batches_[targets].reference))
+        static_cast<bool>(pairs.reference) != static_cast<bool>(reference) ||
+        (reference && !homes_.is_at(pairs.reference, reference)))
       reject(plan_, at_, "compares pairs with those of another micro-batch");
     made_.erase(found);
     const BufferUse use = homes_.home_of(pairs.losses);
@@ -110,6 +123,14 @@ class LossCheck {
     losses.targets = targets;
     losses.made = at_;
     compared_[homes_.home_of(pairs.statistics).buffer] = {.made = at_};
+    if (pairs.slopes) slopes_[homes_.home_of(pairs.slopes).buffer] = {.made = at_, .used = {}};
+  }
+  void follow(const kernels::ClassifyGradient& gradient) { uses_slopes(gradient.scale); }
+  void follow(const kernels::ScoreGradient& gradient) { uses_slopes(gradient.slopes); }
+  void uses_slopes(const View& slopes) {
+    const BufferUse use = homes_.home_of(slopes);
+    if (const auto found = slopes_.find(use.buffer); found != slopes_.end())
+      found->second.used.assign(use.bytes, true);
   }
   /// Each statistic has words of its own.
   void adds_statistic(const kernels::ExactSum& sum, std::int64_t statistic) {
@@ -207,6 +228,7 @@ class LossCheck {
   };
   std::map<BufferId, Loaded> batches_;  // by the targets' buffer of a micro-batch
   std::map<BufferId, Compared> compared_;
+  std::map<BufferId, Slopes> slopes_;
   RangeMap<bool> cleared_;  // bytes of words
   std::map<BufferId, Routed> routed_;
   std::map<std::int32_t, std::int64_t> rows_;  // of choices, by unit

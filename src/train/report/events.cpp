@@ -73,8 +73,8 @@ constexpr EventField kStepFields[] = {
     {"preferences", "",
      "of pairs of answers: the share of pairs whose chosen answer has the larger reward "
      "(`accuracy`), means of the rewards `reward_chosen` and `reward_rejected` and of their "
-     "difference (`margin`), and of log p - log p_reference of all answers (`log_ratio`); else "
-     "null"},
+     "difference (`margin`), and of log p - log p_reference of all answers (`log_ratio`; "
+     "null of a reward model); else null"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",

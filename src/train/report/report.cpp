@@ -369,12 +369,12 @@ nlohmann::json experts_json(const model::ModelConfig& config, const StepResult& 
 /// null where samples are no pairs.
 nlohmann::json preferences_json(const std::optional<Preferences>& p, const deck::Deck& deck) {
   if (!p) return {};
-  const double beta = deck.task.beta.value_or(0);
+  const double beta = deck.task.beta.value_or(1);
   return {{"accuracy", p->accuracy},
           {"margin", beta * p->margin()},
           {"reward_chosen", beta * p->chosen},
           {"reward_rejected", beta * p->rejected},
-          {"log_ratio", p->log_ratio()}};
+          {"log_ratio", deck.task.beta ? nlohmann::json(p->log_ratio()) : nlohmann::json()}};
 }
 nlohmann::json choices_json(const model::ModelConfig& config, const Evaluation& evaluation) {
   nlohmann::json all;
@@ -449,8 +449,7 @@ void Report::step_line(const StepResult& r) const {
                     count_text(losses.targets, "target"));
   }
   if (!corpora.empty()) run_.log.say(" " + corpora);
-  if (r.preferences)
-    run_.log.say("  | " + to_text(*r.preferences, run_.deck.task.beta.value_or(0)));
+  if (r.preferences) run_.log.say("  | " + to_text(*r.preferences, run_.deck.task.beta));
 }
 
 namespace {

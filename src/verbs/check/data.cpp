@@ -58,7 +58,7 @@ Seen corpus_of(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
 std::string reference_text(const deck::LoadedDeck& loaded, const Seen& training,
                            const Seen& validation) {
   const deck::Deck& deck = loaded.deck;
-  if (!deck::has_pairs(deck.task.kind)) return "";
+  if (!deck::has_reference(deck.task.kind)) return "";
   const std::string file = printable(*deck.task.reference);
   if (!io::path_exists(*deck.task.reference)) {
     return fmt::format(

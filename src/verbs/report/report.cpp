@@ -73,18 +73,6 @@ void run_part(Page& page, const RunRecord& run, std::size_t number,
   deck_part(page, run);
 }
 
-/// A page is put in the place of a file, never of a device or a directory.
-void check_out(const std::filesystem::path& out) {
-  std::error_code ignored;
-  const auto kind = std::filesystem::status(out, ignored).type();
-  if (!out.has_filename() || kind == std::filesystem::file_type::directory) {
-    throw IoError(fmt::format("--out \"{}\" names a directory: add the page's name, like {}",
-                              out.string(), (out / "report.html").string()));
-  }
-  if (kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular)
-    throw IoError(fmt::format("--out {} is a device or a pipe: name a file", out.string()));
-}
-
 /// Runs of one name are called by their directories.
 void tell_apart(std::vector<RunRecord>& runs) {
   std::map<std::string, int> counts;
@@ -95,7 +83,7 @@ void tell_apart(std::vector<RunRecord>& runs) {
 }
 
 ExitCode report_runs(const ReportOptions& o) {
-  check_out(o.out);
+  io::check_out(o.out, "report.html");
   std::optional<deck::Machine> machine;
   if (!o.machine.empty()) machine = deck::load_machine(o.machine);
   std::vector<RunRecord> runs;

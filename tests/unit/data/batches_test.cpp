@@ -357,6 +357,19 @@ TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
   EXPECT_EQ(step.count(), 2);
   for (std::size_t s = 0; s < 4; s += 2) EXPECT_EQ(step.reference[s] - 1, step.reference[s + 1]);
   EXPECT_EQ(step.reference[4], 0);
+
+  // As a reward model has them: one target each.
+  data::Batches scored(
+      *corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Range{}; },
+      {.documents = {.separate = true, .whole = true, .longest = 2}, .scored = true});
+  scored.begin(4, {.sequence = 6, .micro = 2, .micro_batches = 3});
+  EXPECT_EQ(scored.current().tokens, step.tokens);
+  EXPECT_EQ(scored.current().documents, step.documents);
+  EXPECT_EQ(scored.current().counted, step.counted);
+  EXPECT_EQ(scored.current().targets, (std::vector<std::int32_t>{0, 0, 0, 0, -1, -1}));
+  EXPECT_TRUE(scored.current().reference.empty());
+  scored.begin_blank({.sequence = 6, .micro = 2, .micro_batches = 3});
+  EXPECT_EQ(scored.current().targets, std::vector<std::int32_t>(6, -1));
 }
 
 TEST_F(DocumentsTest, FillTokenBudgets) {

@@ -55,7 +55,7 @@ TEST(Checks, KeysAboutPositionsAndWindowsAreNotInVain) {
              "data.documents=separate"},
             "does not go with positions that documents begin anew"},
            {{"model.position=rope", "model.rope_scaling=dynamic", "model.rope_original_context=4",
-             "data.positions=sequence", "task.kind=tokens", "task.labels=2"},
+             "data.positions=sequence", "task.kind=tokens", "task.labels=2", "batch.sequence=8"},
             "a document would have other frequencies beside padding than alone"},
            {{"task.kind=tokens", "task.pooling=none"}, "task.pooling has no effect with task.kind"},
            {{"model.position=rope", "model.rope_scaling=linear", "model.rope_original_context=8"},
@@ -442,8 +442,8 @@ TEST(ModelDirectory, OfAFreshHeadTheDeckMaySayOtherwise) {
   EXPECT_EQ(text({"task.pooling=last", "model.init_head=fresh"}), "");
   EXPECT_EQ(
       refusal(kFromDirectory, {"model.init_head=fresh"}, small_llama),
-      "--set #1: model.init_head has no effect without task.kind = \"classify\" or \"tokens\" "
-      "(leave it out)");
+      "--set #1: model.init_head has no effect without task.kind = \"classify\", \"tokens\" or "
+      "\"reward\" (leave it out)");
 }
 
 TEST(ModelDirectory, HostileValuesAreLocated) {

@@ -45,6 +45,7 @@ TEST(Echo, ParsesBackToTheSameDeck) {
        "precision.loss_scale=65536", "schedule.kind=step", "schedule.step_size=3"},
       {"task.kind=ipo", "task.beta=0.30000000000000004", "task.reference=\"a b.json\"",
        "batch.micro=2", "model.init_from=hf"},
+      {"task.kind=reward", "task.label_smoothing=0.125", "batch.micro=2"},
       {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};
   for (const auto& sets : variants) {
     const Deck deck = small_deck(sets).deck;
@@ -95,7 +96,7 @@ TEST(Inputs, EveryDeckLoadsAtItsSize) {
       {"llama_8b", 128},       {"gpt_18b", 384},      {"gpt_138b", 384},      {"gpt_10b", 32},
       {"gpt_1t", 512},         {"onebit_adam", 4},    {"imdb_classifier", 2}, {"bert_large", 1},
       {"moe_quickstart", 2},   {"mixtral_8x7b", 128}, {"qwen3_30b_a3b", 128}, {"llama_8b_lora", 8},
-      {"llama_8b_128k", 8},    {"llama_8b_sft", 16}};
+      {"llama_8b_128k", 8},    {"llama_8b_sft", 16},  {"llama_8b_reward", 16}};
   std::size_t files = 0;
   for (const auto& entry : fs::directory_iterator(kInputs)) {
     const std::string name = entry.path().filename().string();

@@ -137,6 +137,8 @@ constexpr std::array kModels = {"gpt2",
                                 "roberta_classes",
                                 "bert_tokens",
                                 "roberta_tokens",
+                                "llama_reward",
+                                "gpt_neox_reward",
                                 "mixtral",
                                 "qwen3_moe",
                                 "qwen3_moe_sparse"};
@@ -442,11 +444,10 @@ TEST(HfModel, LeavesItsHeadForAFreshOne) {
   const auto open = [](const char* name, const char* task, std::int64_t hidden) {
     return io::HfModel::open(data_path(name), io::HfFreshHead{.task = task, .hidden = hidden});
   };
-  for (const char* name : {"bert", "roberta", "bert_tokens", "bert_classes", "gpt2", "qwen2",
-                           "gemma2", "gptj", "llama_sharded"}) {
+  const auto leaves_head = [&](const char* name, const char* task) {
     const auto own = io::HfModel::open(data_path(name));
-    const auto model = open(name, "tokens", 0);
-    EXPECT_EQ(model.architecture().task, "tokens");
+    const auto model = open(name, task, 0);
+    EXPECT_EQ(model.architecture().task, task);
     EXPECT_FALSE(model.architecture().tied_embeddings);
     EXPECT_EQ(model.architecture().logit_soft_cap, 0);
     for (const auto& p : own.parameters()) {
@@ -455,7 +456,14 @@ TEST(HfModel, LeavesItsHeadForAFreshOne) {
       if (of_head) continue;
       EXPECT_EQ(bits(read_all(model, p)), bits(read_all(own, p))) << p.parameter;
     }
+  };
+  for (const char* name : {"bert", "roberta", "bert_tokens", "bert_classes", "gpt2", "qwen2",
+                           "gemma2", "gptj", "llama_sharded"}) {
+    leaves_head(name, "tokens");
+    leaves_head(name, "reward");
   }
+  leaves_head("gpt_neox", "reward");
+  leaves_head("llama_reward", "reward");
   EXPECT_TRUE(open("bert_classes", "classify", 8).has("head_dense.weight")) << "its pooler";
   EXPECT_FALSE(open("bert_classes", "classify", 8).has("head.weight"));
   EXPECT_FALSE(open("bert_classes", "classify", 12).has("head_dense.weight"));
@@ -475,6 +483,8 @@ TEST(HfConfig, SaysWhichHeadAClassifierBeginsWith) {
   EXPECT_EQ(head("bert_tokens", "classify"), HeadWeights::fresh);
   EXPECT_EQ(head("bert_classes", "classify"), HeadWeights::directory);
   EXPECT_EQ(head("gpt2", "classify"), HeadWeights::fresh);
+  EXPECT_EQ(head("gpt2", "reward"), HeadWeights::fresh);
+  EXPECT_EQ(head("llama_reward", "reward"), HeadWeights::directory);
   EXPECT_EQ(read(data_path("gpt2"), {.task = "classify", .head = {}}).architecture.pooling, "last");
   EXPECT_EQ(read(data_path("bert"), {.task = "classify", .head = {}}).architecture.pooling,
             "first");
@@ -806,6 +816,9 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
        "$.problem_type: \"regression\" is not supported"},
       {"bert_classes", "/id2label/1", "warm", "two classes have the same name"},
       {"bert_classes", "/id2label/3", "mild", "classifier.weight has the shape (3, 8)"},
+      {"llama_reward", "/id2label/1", "LABEL_1", "a head of 2 outputs is not supported for llama"},
+      {"gpt_neox_reward", "/problem_type", "single_label_classification",
+       "$.problem_type: \"single_label_classification\" is not supported"},
       {"bert", "/mask_token_id", -3, "$.mask_token_id"},
       {"roberta", "/pad_token_id", 0, "$.pad_token_id: 0 is not supported; allowed: 1"},
       {"roberta", "/max_position_embeddings", 2, "$.max_position_embeddings: 2; allowed: 3 to"},

@@ -16,7 +16,8 @@ double loss_of_pair(const PreferenceTerms& terms, double h) {
 
 const std::vector<PreferenceTerms> kTerms = {{PreferenceKind::dpo, 0.1F, 0},
                                              {PreferenceKind::dpo, 0.5F, 0.2F},
-                                             {PreferenceKind::ipo, 0.25F, 0}};
+                                             {PreferenceKind::ipo, 0.25F, 0},
+                                             {PreferenceKind::reward, 1, 0.1F}};
 
 /// Pairs whose last one does not count; of the others every third target does not.
 struct Pairs {
@@ -32,11 +33,12 @@ struct Pairs {
     for (std::int64_t s = 0; s < 2 * pairs; ++s)
       reference.view().as<double>()[s] = -1.1 * static_cast<double>(tokens) + 0.37 * (s % 5);
   }
-  double ratio(std::int64_t sample) const {
+  /// The reward of a sample, without b.
+  double reward(const PreferenceTerms& terms, std::int64_t sample) const {
     const std::int64_t tokens = losses.view().cols();
     double sum = 0;
     for (std::int64_t t = 0; t < tokens; ++t) sum -= losses[sample * tokens + t];
-    return sum - reference.view().as<double>()[sample];
+    return terms.relative() ? sum - reference.view().as<double>()[sample] : sum;
   }
   Tensor losses, targets, reference;
 };
@@ -51,7 +53,7 @@ TEST(PreferenceLoss, LossesStatisticsAndSlopesAgreeWithDouble) {
         scale.set(0, 32);
         PreferenceLoss call{.target_losses = x.losses.view(),
                             .targets = x.targets.view(),
-                            .reference = x.reference.view(),
+                            .reference = terms.relative() ? x.reference.view() : View{},
                             .losses = losses.view(),
                             .statistics = statistics.view(),
                             .terms = terms};
@@ -64,8 +66,8 @@ TEST(PreferenceLoss, LossesStatisticsAndSlopesAgreeWithDouble) {
         Numbers want_losses, want_slopes, chosen, rejected, right;
         for (std::int64_t p = 0; p < pairs; ++p) {
           const bool counts = p + 1 < pairs;
-          const double a = counts ? x.ratio(2 * p) : 0, b = counts ? x.ratio(2 * p + 1) : 0,
-                       step = 1e-5;
+          const double a = counts ? x.reward(terms, 2 * p) : 0,
+                       b = counts ? x.reward(terms, 2 * p + 1) : 0, step = 1e-5;
           want_losses.push_back(counts ? loss_of_pair(terms, a - b) : 0);
           want_losses.push_back(0);
           chosen.push_back(a), rejected.push_back(b), right.push_back(a > b ? 1 : 0);
@@ -153,13 +155,34 @@ TEST(PreferenceLoss, RowsOfGradientsHaveTheirOwnScales) {
   });
 }
 
+// A sample that does not count has no score; outputs beyond the first have no gradient.
+TEST(Score, IsTheFirstOutputAndSoIsItsGradient) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t rows = 7, outputs = 8;
+    const Tensor logits = Tensor::random(type, {rows, outputs}, 4, 3);
+    Tensor targets(DType::i32, {rows}), losses(DType::f32, {rows}), slopes(DType::f32, {rows});
+    targets.set(3, -1), targets.set(6, -1);
+    for (std::int64_t r = 0; r < rows; ++r) slopes.set(r, 0.25 * static_cast<double>(r) - 0.5);
+    run(device, Score{.logits = logits.view(), .targets = targets.view(), .losses = losses.view()});
+    Numbers want, gradient;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      want.push_back(targets[r] < 0 ? 0 : -logits[r * outputs]);
+      for (std::int64_t i = 0; i < outputs; ++i) gradient.push_back(i == 0 ? -slopes[r] : 0);
+    }
+    EXPECT_EQ(losses.numbers(), want);
+    run(device, ScoreGradient{.slopes = slopes.view(), .logits = logits.view()});
+    EXPECT_EQ(logits.numbers(), gradient);
+  });
+}
+
 TEST(PreferenceLoss, RefusesWhatIsNoTerm) {
   const auto device = make_cpu_device({.threads = 1, .isa = Isa::baseline});
   const Pairs x(2, 3);
   Tensor losses(DType::f32, {4}), statistics(DType::f32, {kPreferenceStats * 2});
   for (const PreferenceTerms& terms :
        {PreferenceTerms{}, PreferenceTerms{PreferenceKind::dpo, 0, 0},
-        PreferenceTerms{PreferenceKind::dpo, 1, 0.5F}}) {
+        PreferenceTerms{PreferenceKind::dpo, 1, 0.5F},
+        PreferenceTerms{PreferenceKind::reward, 1, 0}}) {  // beside a reference
     EXPECT_THROW(run(*device, PreferenceLoss{.target_losses = x.losses.view(),
                                              .targets = x.targets.view(),
                                              .reference = x.reference.view(),

@@ -242,13 +242,21 @@ TEST(Check, RejectsLossesThatGoAstray) {
   }
 }
 
-/// The same of pairs of answers, as training compares them.
-Plan paired_plan(PlanPurpose purpose, std::int64_t tensor_rank) {
+/// The same of pairs of answers, as training compares them; of their scores, where a sample has
+/// one.
+Plan paired_plan(PlanPurpose purpose, std::int64_t tensor_rank,
+                 kernels::PreferenceTerms terms = {.kind = kernels::PreferenceKind::dpo,
+                                                   .beta = 0.1F}) {
   Case c = make_case(1, 2, 2, ReduceWhen::step);
   c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+  if (!terms.relative()) {
+    c.inputs.model.config.tied_embeddings = false;
+    c.inputs.model.config.head = {.pooling = Pooling::last, .labels = 1};
+    c.inputs.documents.separate = true;
+  }
   c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
-  c.inputs.logit_rows = 7;
-  c.inputs.preference = {.kind = kernels::PreferenceKind::dpo, .beta = 0.1F};
+  c.inputs.logit_rows = terms.relative() ? 7 : 3;
+  c.inputs.preference = terms;
   c.shape.purpose = purpose;
   c.shape.micro = 4;
   return make_plan(c.inputs, c.shape, {.tensor = tensor_rank});
@@ -273,7 +281,32 @@ TEST(Check, RejectsPairsThatGoAstray) {
                                                 p.reference = batches[first ? 1 : 0].reference;
                                               }),
                     "references of others");
+    if (purpose == PlanPurpose::train) {
+      expect_rejected(
+          with_each<kernels::ClassifyGradient>(
+              plan, [](kernels::ClassifyGradient& g) { g.scale = g.scale.range(0, 1); }),
+          "targets without their slopes");
+    }
     EXPECT_NO_THROW(check(paired_plan(purpose, 1)));
+  }
+}
+
+// Documents whose scores are not made, or compared beside what a reference model says.
+TEST(Check, RejectsScoresThatGoAstray) {
+  constexpr kernels::PreferenceTerms kTerms{.kind = kernels::PreferenceKind::reward, .beta = 1};
+  for (const auto purpose : {PlanPurpose::evaluate, PlanPurpose::train}) {
+    const Plan plan = paired_plan(purpose, 0, kTerms);
+    EXPECT_NO_THROW(check(plan));
+    EXPECT_EQ(targets_of(plan), plan.group(MeshGroup::data).size * 2 * 2) << "pairs";
+    expect_rejected(without_or_again<kernels::Score>(plan), "scores");
+    expect_rejected(without_or_again<kernels::PreferenceLoss>(plan), "losses of pairs");
+    if (purpose == PlanPurpose::train)
+      expect_rejected(without_or_again<kernels::ScoreGradient>(plan), "gradients of scores");
+    const View targets = std::get<LoadBatch>(plan.ops[0].call).targets;
+    expect_rejected(with_each<kernels::PreferenceLoss>(
+                        plan, [&](kernels::PreferenceLoss& p) { p.reference = targets; }),
+                    "a reference that nobody has loaded");
+    EXPECT_NO_THROW(check(paired_plan(purpose, 1, kTerms)));
   }
 }
 
