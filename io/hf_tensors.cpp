@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <map>
 
+#include "core/error.hpp"
+
 namespace tessera::io {
 namespace {
 
@@ -303,52 +305,58 @@ Names with_experts(const Rows& rest, const Rows& feed_forward, const Rows& exper
   return names;
 }
 
+using NamesByHead = std::map<std::pair<std::string_view, std::string_view>, Names>;  // family, task
+
+/// And those of each language model with a score in place of its head.
+NamesByHead with_scorers(NamesByHead all) {
+  NamesByHead scorers;
+  for (const auto& [head, names] : all)
+    if (head.second == "lm") scorers.emplace(std::pair(head.first, "reward"), scorer_names(names));
+  all.merge(scorers);
+  return all;
+}
+
 const Names& names_of(const A& a) {
   static const Rows rest = joined({kOut, kGateUp, kDown});
   static const Names llama = llama_like(joined({kNormsBefore, kQkv, rest}));
-  using Key = std::pair<std::string_view, std::string_view>;  // family and task
-  static const std::map<Key, Names> others = {
-      {{"gpt2", "lm"}, gpt2_names()},
-      {{"gpt_neox", "lm"}, gpt_neox_names()},
-      {{"gptj", "lm"}, gptj_names()},
-      {{"bert", "mlm"}, bert_names()},
-      {{"bert", "classify"},
-       classifier_names(bert_like("bert.", 0, 2), "bert.pooler.dense.weight",
-                        "bert.pooler.dense.bias", "classifier.weight", "classifier.bias")},
-      {{"bert", "tokens"}, token_classifier_names(bert_like("bert.", 0, 2), "bert.pooler.")},
-      {{"roberta", "mlm"}, roberta_names()},
-      {{"roberta", "classify"},
-       classifier_names(bert_like("roberta.", 2, 1), "classifier.dense.weight",
-                        "classifier.dense.bias", "classifier.out_proj.weight",
-                        "classifier.out_proj.bias", {"roberta.pooler."})},
-      {{"roberta", "tokens"},
-       token_classifier_names(bert_like("roberta.", 2, 1), "roberta.pooler.")},
-      {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
-      {{"qwen3", "lm"}, llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
-      {{"mixtral", "lm"}, with_experts(joined({kNormsBefore, kQkv, kOut}), {}, kMixtralExperts)},
-      {{"qwen3_moe", "lm"},
-       with_experts(joined({kNormsBefore, kQkv, qk_norms(head, head, same), kOut}),
-                    joined({kGateUp, kDown}), kQwenExperts)},
-      {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
-      {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
-      {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
-      {{"gemma3", "lm"},
-       llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
-                  less_one)}};
-  static const auto scorers = [] {
-    std::map<std::string_view, Names> all;
-    for (const auto& [key, names] : others)
-      if (key.second == "lm") all.emplace(key.first, scorer_names(names));
-    return all;
-  }();
-  static const Names scorer = scorer_names(llama);
-  const auto found = others.find(Key{a.family, a.task});
-  if (found != others.end()) return found->second;
-  if (a.task == "reward" && scorers.contains(a.family)) return scorers.at(a.family);
+  static const NamesByHead all = with_scorers(
+      {{{"llama", "lm"}, llama},
+       {{"mistral", "lm"}, llama},
+       {{"gpt2", "lm"}, gpt2_names()},
+       {{"gpt_neox", "lm"}, gpt_neox_names()},
+       {{"gptj", "lm"}, gptj_names()},
+       {{"bert", "mlm"}, bert_names()},
+       {{"bert", "classify"},
+        classifier_names(bert_like("bert.", 0, 2), "bert.pooler.dense.weight",
+                         "bert.pooler.dense.bias", "classifier.weight", "classifier.bias")},
+       {{"bert", "tokens"}, token_classifier_names(bert_like("bert.", 0, 2), "bert.pooler.")},
+       {{"roberta", "mlm"}, roberta_names()},
+       {{"roberta", "classify"},
+        classifier_names(bert_like("roberta.", 2, 1), "classifier.dense.weight",
+                         "classifier.dense.bias", "classifier.out_proj.weight",
+                         "classifier.out_proj.bias", {"roberta.pooler."})},
+       {{"roberta", "tokens"},
+        token_classifier_names(bert_like("roberta.", 2, 1), "roberta.pooler.")},
+       {{"qwen2", "lm"}, llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
+       {{"qwen3", "lm"},
+        llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
+       {{"mixtral", "lm"}, with_experts(joined({kNormsBefore, kQkv, kOut}), {}, kMixtralExperts)},
+       {{"qwen3_moe", "lm"},
+        with_experts(joined({kNormsBefore, kQkv, qk_norms(head, head, same), kOut}),
+                     joined({kGateUp, kDown}), kQwenExperts)},
+       {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
+       {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
+       {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
+       {{"gemma3", "lm"},
+        llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
+                   less_one)}});
+  const auto found = all.find({a.family, a.task});
+  if (found != all.end()) return found->second;
   // A head that no row has is not in files: only what is before it is asked for.
-  const auto of_family = others.lower_bound(Key{a.family, ""});
-  if (of_family != others.end() && of_family->first.first == a.family) return of_family->second;
-  return a.task == "reward" ? scorer : llama;
+  const auto of_family = all.lower_bound({a.family, ""});
+  TESSERA_CHECK(of_family != all.end() && of_family->first.first == a.family,
+                "no names of tensors of {}", a.family);
+  return of_family->second;
 }
 
 HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::string tensor) {

@@ -481,10 +481,8 @@ constexpr SchemaRow kRows[] = {
         "(Azar "
         "et al. 2023): two documents that follow one another are answers to one prompt, of which "
         "the first is to be preferred, by what task.reference says of them; or reward (Ouyang et "
-        "al. "
-        "2022): of such answers the first is to have the higher score, which the model's one "
-        "output "
-        "is (Bradley and Terry 1952)",
+        "al. 2022): of such answers the first is to have the higher score, which the model's one "
+        "output is (Bradley and Terry 1952)",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels",

@@ -116,12 +116,14 @@ class Classifier {
 
   void document(const io::Document& document) {
     if (source_.task.kind == deck::TaskKind::tokens) return words(document);
-    std::string text(document.text);
+    std::string_view text = document.text;
+    std::string of_pieces;
     if (document.pieces.empty()) {
       io::encode_document(text, tokenizer_, o_.rules.special_tokens, ids_);
     } else {
       io::encode_pieces(document.pieces, tokenizer_, ids_, marks_);
-      for (const io::TemplatePiece& piece : document.pieces) text += piece.text;
+      for (const io::TemplatePiece& piece : document.pieces) of_pieces += piece.text;
+      text = of_pieces;
     }
     if (ids_.empty()) return nothing(document);
     fit(document);
@@ -297,14 +299,11 @@ void check_options(const ClassifyOptions& o, const ModelSource& source) {
         o.rules.label_key, source.name));
   }
   const bool lines = std::ranges::all_of(o.inputs, io::is_json_lines);
-  if (!o.rules.words.empty() && !lines) {
+  for (const auto& [option, key] :
+       {std::pair{"--words", o.rules.words}, std::pair{"--label", o.rules.label_key}}) {
+    if (key.empty() || lines) continue;
     throw DeckError(fmt::format(
-        "--words {} is a member of JSON lines, so all files must be .jsonl files", o.rules.words));
-  }
-  if (!o.rules.label_key.empty() && !lines) {
-    throw DeckError(
-        fmt::format("--label {} is a member of JSON lines, so all files must be .jsonl files",
-                    o.rules.label_key));
+        "{} {} is a member of JSON lines, so all files must be .jsonl files", option, key));
   }
   if (o.chat && !lines) {
     throw DeckError(fmt::format(

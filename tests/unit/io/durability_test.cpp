@@ -263,6 +263,19 @@ void tokenize(const fs::path& input, const fs::path& prefix, io::Tokenizer token
                     {.labels = io::LabelSource::member, .label_key = "label"});
 }
 
+/// After each crash what a reader finds is all of one, or nothing; the later one once it is
+/// reported.
+void expect_one_of(CrashDisk& disk, std::uint64_t seed, const std::optional<Tokenized>& old,
+                   const std::optional<Tokenized>& now) {
+  disk.each_crash(12, seed, [&](std::size_t changes, const fs::path& after) {
+    if (testing::Test::HasFailure()) return;
+    SCOPED_TRACE(disk.describe(changes));
+    const auto found = read_tokens(after / "out");
+    EXPECT_TRUE(!found || found == old || found == now);
+    EXPECT_TRUE(changes < disk.changes() || found == now) << "reported as done, and lost";
+  });
+}
+
 // Tokens of one text and tokenizer, made anew from others: they are never mixed.
 TEST(Crash, LeavesTokensOfOneTextWithTheirTokenizerAndLabelsOrNone) {
   const FastDirectory temporary;
@@ -280,13 +293,7 @@ TEST(Crash, LeavesTokensOfOneTextWithTheirTokenizerAndLabelsOrNone) {
   tokenize(temporary.path() / "new.jsonl", root / "out", tokenizer_of("llama3.json"));
   disk.stop();
   const auto now = read_tokens(root / "out");
-  disk.each_crash(12, 13, [&](std::size_t changes, const fs::path& after) {
-    if (HasFailure()) return;
-    SCOPED_TRACE(disk.describe(changes));
-    const auto found = read_tokens(after / "out");
-    EXPECT_TRUE(!found || found == old || found == now);
-    EXPECT_TRUE(changes < disk.changes() || found == now) << "reported as done, and lost";
-  });
+  expect_one_of(disk, 13, old, now);
 }
 
 // What is said of pairs lies beside the tokens in three more files.
@@ -317,13 +324,7 @@ TEST(Crash, LeavesPairsOfAnswersWithTheirTargetsOrNone) {
   CrashDisk disk(root);
   const auto now = make("bcd", 30);
   disk.stop();
-  disk.each_crash(12, 15, [&](std::size_t changes, const fs::path& after) {
-    if (HasFailure()) return;
-    SCOPED_TRACE(disk.describe(changes));
-    const auto found = read_tokens(after / "out");
-    EXPECT_TRUE(!found || found == old || found == now);
-    EXPECT_TRUE(changes < disk.changes() || found == now) << "reported as done, and lost";
-  });
+  expect_one_of(disk, 15, old, now);
 }
 
 TEST(Crash, LeavesAWholeExportOrNone) {
