@@ -12,8 +12,8 @@ import subprocess
 import time
 import unittest
 
-from tessera import (BINARY, MPIEXEC, NO_LARGER_FILES, NOTE_CODE, TIMEOUT, RunTest, fill, kill_tree,
-                     metrics, noted_codes, ranks_of, tiny_deck, write_megatron)
+from tessera import (BINARY, KILLS_AT_ONCE, MPIEXEC, NO_LARGER_FILES, NOTE_CODE, TIMEOUT, RunTest,
+                     fill, kill_tree, metrics, noted_codes, ranks_of, tiny_deck, write_megatron)
 
 ENDLESS = 1_000_000
 PEER = 5
@@ -64,6 +64,10 @@ class Guard(RunTest):
 
     def test_killed_rank(self):
         codes, took, output = self.lose_a_rank("killed", lambda pid: os.kill(pid, signal.SIGKILL))
+        if KILLS_AT_ONCE and 128 + signal.SIGABRT in codes:
+            # UCX aborts a rank that reads the memory of one that has died before the watchdog ends it.
+            self.assertRegex(output, r"process_vm_readv\(.* No such process")
+            return
         self.assert_codes(codes, [[PEER], [128 + signal.SIGKILL], [PEER]], output)
         self.assertLess(took, 10, output)
         self.assertIn("rank 1 is lost: its connection closed", output)
