@@ -15,7 +15,7 @@ import unittest
 
 import h5py
 
-from tessera import (BINARY, MPIEXEC, SOURCE, TIMEOUT, RunTest, kill_tree, metrics, ranks_of,
+from tessera import (BINARY, MPICH, MPIEXEC, SOURCE, TIMEOUT, RunTest, kill_tree, metrics, ranks_of,
                      tiny_deck, write_tokens)
 
 STOPPED = 85
@@ -233,7 +233,7 @@ class Restart(RunTest):
 
     def test_52_ctrl_c_under_mpirun_waits_for_a_long_step(self):
         """As tools/quickstart runs it. By itself mpirun kills its ranks after two seconds."""
-        if "mpich" in MPIEXEC[0]:
+        if MPICH:
             self.skipTest("about Open MPI's mpirun")
         whole = self.train(2, self.restart_deck("whole", run__steps=5))
         deck = self.restart_deck("long", fault__inject=["slow rank=1 step=3 ms=10000"])

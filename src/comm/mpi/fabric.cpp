@@ -13,11 +13,9 @@
 namespace tessera::comm {
 namespace {
 
-/// Names of Open MPI's control variables that can be read now; none where it does not say: no run
-/// fails for it. Nothing is asked of other libraries: MPICH 4.0 crashes when it is asked after
-/// MPI_Init.
-std::vector<std::string> control_variables(const std::string& library) {
-  if (!library.starts_with(kOpenMpi)) return {};
+/// Names of the control variables that can be read now; none from a library that does not say: no
+/// run fails for it.
+std::vector<std::string> control_variables() {
   int provided = 0, count = 0;
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) return {};
   if (MPI_T_cvar_get_num(&count) != MPI_SUCCESS) count = 0;
@@ -87,7 +85,9 @@ Fabric fabric() {
   int length = 0;
   MPI_TRY(MPI_Get_library_version(text.data(), &length));
   const std::string library(text.data(), static_cast<std::size_t>(length));
-  return fabric_of(library, control_variables(library));
+  Fabric named = fabric_of(library, {});
+  // Others are not asked: their variables would say nothing, and MPICH 4.0 crashes after MPI_Init.
+  return named.is_open_mpi() ? fabric_of(library, control_variables()) : named;
 }
 
 }  // namespace tessera::comm

@@ -4,18 +4,14 @@
 
 #include <span>
 #include <string>
-#include <string_view>
 
 namespace tessera::comm {
-
-/// How Open MPI begins what it calls itself.
-inline constexpr std::string_view kOpenMpi = "Open MPI";
 
 struct Fabric {
   std::string library;  // "Open MPI v4.1.4"
   std::string way;      // "ob1 over tcp, vader"; empty where the library does not say
 
-  bool is_open_mpi() const { return library.starts_with(kOpenMpi); }
+  bool is_open_mpi() const { return library.starts_with("Open MPI"); }
   /// "Open MPI v4.1.4: ob1 over tcp, vader"
   std::string text() const { return way.empty() ? library : library + ": " + way; }
 };
