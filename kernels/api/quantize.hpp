@@ -42,7 +42,7 @@ namespace tessera::kernels {
 struct BlockFormat {
   BlockType type = BlockType::int8;
   std::int64_t block = 256;  // even; of signs, a multiple of 32, at most 2^15
-  bool operator==(const BlockFormat&) const = default;
+  auto operator<=>(const BlockFormat&) const = default;
 
   std::int64_t bits() const {
     return type == BlockType::int8 ? 8 : type == BlockType::int4 ? 4 : 1;

@@ -10,6 +10,7 @@ class AdapterChecker : DeckChecker {
 
   void run() {
     if (!usable({"adapter.kind"})) return;
+    frozen();
     if (adapter_.kind == AdapterKind::none) return section_needs("adapter", "adapter.kind");
     at_most("adapter.rank", adapter_.rank, "model.hidden", deck_.model.hidden);
     if (usable({"adapter.targets"}) && adapter_.targets.empty()) {
@@ -21,6 +22,35 @@ class AdapterChecker : DeckChecker {
   }
 
  private:
+  /// How what is not trained is kept.
+  void frozen() {
+    const FrozenSection& frozen = deck_.model.frozen;
+    if (!usable({"frozen.type"})) return;
+    some_layers();
+    if (frozen.type == FrozenType::none)
+      return section_needs("frozen", "frozen.type", {"frozen.layers"});
+    const std::string type = fmt::format("frozen.type = \"{}\"", enum_word(frozen.type));
+    if (adapter_.kind == AdapterKind::none && frozen.layers.empty()) {
+      problem("frozen.type", type +
+                                 " is of what is frozen, but all of this model is trained: set "
+                                 "adapter.kind = \"lora\" or frozen.layers, or leave it out");
+    }
+    if (usable({"frozen.block"}) && frozen.block % 2 != 0)
+      problem("frozen.block", fmt::format("frozen.block = {} is odd: use {} or {}", frozen.block,
+                                          frozen.block - 1, frozen.block + 1));
+    not_with(type, "offload.parameters", deck_.offload.parameters == OffloadTier::nvme,
+             "codes are not kept on disks", "use host");
+  }
+
+  void some_layers() {
+    if (!usable({"frozen.layers"}) || deck_.model.frozen.layers.empty()) return;
+    not_with(fmt::format("adapter.kind = \"{}\"", enum_word(adapter_.kind)), "frozen.layers",
+             adapter_.kind != AdapterKind::none, "beside adapters everything else is frozen",
+             "leave it out");
+    not_with("frozen.layers", "optimizer.ema", deck_.optimizer.ema.has_value(),
+             "of what is frozen there is no average", "leave it out");
+  }
+
   /// What does not go with adapters.
   void others() {
     const std::string kind = fmt::format("adapter.kind = \"{}\"", enum_word(adapter_.kind));

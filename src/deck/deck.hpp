@@ -109,6 +109,14 @@ struct AdapterSection {
   bool operator==(const AdapterSection&) const = default;
 };
 
+/// [frozen]: what is not trained, and how its matrices are kept.
+struct FrozenSection {
+  std::vector<std::string> layers;  // patterns of their names
+  FrozenType type = FrozenType::none;  // none: in the compute type
+  std::int64_t block = 64;
+  bool operator==(const FrozenSection&) const = default;
+};
+
 /// Loading replaces defaults that depend on other keys (family, preset, init_from, hidden) by
 /// definite values: every number here is final, kv_heads, head_dim and ffn_hidden included.
 struct ModelSection {
@@ -157,6 +165,7 @@ struct ModelSection {
   bool tied_embeddings = true;
   MoeSection moe;
   AdapterSection adapter;
+  FrozenSection frozen;
   double dropout = 0;
   double dropout_embedding = 0;
   double dropout_attention = 0;

@@ -69,6 +69,9 @@ constexpr SchemaSection kSections[] = {
     {"adapter",
      "Matrices of low rank beside those of a frozen model (Hu et al. 2021, LoRA), which alone are "
      "trained: y = x W^T + s (drop(x) A^T) B^T"},
+    {"frozen",
+     "What of a model is not trained, and how its matrices are kept: if need be as codes, which "
+     "become the compute type just before each use (Dettmers et al. 2023, QLoRA)"},
     {"data",
      "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)",
      &token_files_markdown},
@@ -440,6 +443,21 @@ constexpr SchemaRow kRows[] = {
         "number of characters and ? for one. They are block.N.attention.q.weight, .k, .v and .out, "
         "block.N.mlp.gate.weight, .up and .down, and those of mlp.shared",
         {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::frozen, &FrozenSection::layers>(
+        "frozen.layers",
+        "patterns of the layers that keep their parameters as they are, in which * stands for any "
+        "number of characters and ? for one: vocabulary, positions, embedding_norm, block.N, "
+        "final_norm, head_dense, head, head_bias. Beside adapters everything else is frozen",
+        {.on_resume = refused}),
+    row<&Deck::model, &ModelSection::frozen, &FrozenSection::type>(
+        "frozen.type",
+        "what the matrices of frozen blocks are kept, gathered and offloaded as, but those of "
+        "routers and what all tensor ranks have whole: int8 or int4, integers with an f32 scale "
+        "for so many; none: the compute type",
+        {.on_resume = refused}),
+    row<&Deck::model, &ModelSection::frozen, &FrozenSection::block>(
+        "frozen.block", "elements that have a scale in common, an even number",
+        {.limits = between(16, 1 << 16), .on_resume = refused}),
     row<&Deck::data, &DataSection::train>("data.train",
                                           "training token files: one corpus, or, with a weight or "
                                           "epochs for each, a mixture of several, as below",

@@ -99,6 +99,7 @@ struct ModelConfig {
   float init_std = 0.02F;
   HeadConfig head;
   AdapterConfig adapter;
+  std::vector<std::string> frozen;  // patterns of names of layers that are not trained
   InitScale init = InitScale::scaled;
 
   /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout, so that

@@ -197,6 +197,10 @@ void add_tiles(std::vector<UnitDesc>& units, UnitDesc unit, std::int64_t tiles) 
 bool in_blocks(const ParamDesc& p, std::int64_t chunks) {
   return p.is_matrix() && (p.tensor_axis >= 0 || chunks == 1);
 }
+/// Whether it may be kept as codes: a router's choices are nothing that may be rounded.
+bool in_codes(const ParamDesc& p, std::int64_t chunks) {
+  return in_blocks(p, chunks) && !p.name.ends_with(".mlp.router.weight");
+}
 
 /// The experts of a block, as a unit of their own, or nothing. They are taken out of it.
 UnitDesc take_experts(UnitDesc& block) {
@@ -214,9 +218,10 @@ UnitDesc take_experts(UnitDesc& block) {
 void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t chunks,
                const UnitDivision& division) {
   const bool tiled = division.tiles > 1;
-  if (!tiled && division.block == 0) return units.push_back(block);
+  if (!tiled && division.block == 0 && !division.codes) return units.push_back(block);
   const auto apart = [&](const ParamDesc& p) {
-    return (!tiled || p.tensor_axis >= 0) && (division.block == 0 || in_blocks(p, chunks));
+    return (!tiled || p.tensor_axis >= 0) && (division.block == 0 || in_blocks(p, chunks)) &&
+           (!division.codes || in_codes(p, chunks));
   };
   UnitDesc rest = block;
   std::erase_if(rest.params, apart);
@@ -265,6 +270,19 @@ void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
 /// Freezes all units but those of adapters.
 void freeze_base(std::vector<UnitDesc>& units) {
   for (UnitDesc& unit : units) unit.traits.trained = unit.has_adapters();
+}
+
+/// Keeps frozen units of layers as codes that have nothing but what may be.
+void keep_as_codes(std::vector<UnitDesc>& units, std::int64_t chunks,
+                   const kernels::BlockFormat& format) {
+  for (UnitDesc& unit : units) {
+    const bool of_layer = unit.kind == UnitKind::block || unit.kind == UnitKind::block_part;
+    const bool all =
+        std::ranges::all_of(unit.params, [&](const ParamDesc& p) { return in_codes(p, chunks); });
+    if (unit.traits.trained || !of_layer || !all || unit.params.empty()) continue;
+    unit.traits.stored = {.type = DType::u8, .codes = format};
+    unit.traits.block = format.block;
+  }
 }
 
 }  // namespace
@@ -363,6 +381,11 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
       unit.traits.block = division.block;
   }
   if (c.adapter.rank > 0) freeze_base(units);
+  for (UnitDesc& unit : units) {
+    for (const std::string& pattern : c.frozen)
+      if (matches_pattern(pattern, unit.layer)) unit.traits.trained = false;
+  }
+  if (division.codes) keep_as_codes(units, chunks, *division.codes);
   return units;
 }
 
@@ -397,15 +420,18 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
       return unit.kind == head_dense || unit.kind == head || unit.kind == head_bias;
     });
   }
-  std::int64_t n = parameter_count(units);
-  if (c.position_table()) n -= c.context * c.hidden;
-  if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
-  double keys = 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    keys += c.keys_seen(i, sequence);
-    n -= c.idle_parameters(i);
+  std::int64_t n = 0, frozen = 0, layer = 0;
+  for (const UnitDesc& unit : units) {
+    std::int64_t met = parameter_count(std::span(&unit, 1));
+    // Look-ups; of a tied matrix the head's products stay.
+    if (unit.kind == UnitKind::positions) met = 0;
+    if (unit.kind == UnitKind::vocabulary && !c.tied_embeddings) met = 0;
+    if (unit.kind == UnitKind::block) met -= c.idle_parameters(layer++);
+    n += met;
+    frozen += unit.traits.trained ? 0 : met;
   }
-  const std::int64_t frozen = c.adapter.rank > 0 ? n - trained_count(units) : 0;
+  double keys = 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) keys += c.keys_seen(i, sequence);
   return 6.0 * static_cast<double>(n) - 2.0 * static_cast<double>(frozen) +
          12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
 }

@@ -11,6 +11,7 @@
 
 #include "core/mesh.hpp"
 #include "core/view.hpp"
+#include "kernels/api/quantize.hpp"
 #include "model/config.hpp"
 
 namespace tessera::model {
@@ -73,12 +74,24 @@ struct Tile {
   std::int64_t index = 0, count = 1;
 };
 
+/// How a unit's parameters are kept, and sent.
+struct Storage {
+  DType type = DType::f32;                    // of codes, u8
+  std::optional<kernels::BlockFormat> codes;  // a slot for each shard
+  auto operator<=>(const Storage&) const = default;
+
+  /// Of a shard of so many elements.
+  std::int64_t bytes(std::int64_t elements) const {
+    return codes ? codes->bytes(elements) : elements * size_of(type);
+  }
+};
+
 /// In what a unit may differ from others.
 struct UnitTraits {
   bool trained = true;  // else frozen: no gradient, no optimizer's state, no update
-  /// The type that a frozen unit's parameters are kept in; nothing: the run's compute type. They
-  /// are converted before each use if it is another.
-  std::optional<DType> stored;
+  /// How a frozen unit's parameters are kept; nothing: in the run's compute type. Else they are
+  /// turned into that before each use.
+  std::optional<Storage> stored;
   /// Ranks of such a group use the same parameters for different samples: gradients are summed over
   /// them, and ZeRO divides the unit among them.
   MeshGroup shared_by = MeshGroup::data;
@@ -131,6 +144,9 @@ struct UnitDivision {
   /// part of are apart from what travels as it is: vectors, and what all tensor ranks have whole
   /// and must go on having alike.
   std::int64_t block = 0;
+  /// How the matrices of layers are kept that are frozen and could travel quantised, but those of
+  /// routers; nothing: in the run's compute type.
+  std::optional<kernels::BlockFormat> codes;
   /// What of experts a chunk has.
   ExpertSplit experts = ExpertSplit::width;
   /// Whether data ranks divide experts among them, which are units of their own then: gradients are
@@ -144,7 +160,8 @@ struct UnitDivision {
 /// every tensor rank, which computes those that its query heads read.
 ///
 /// A block's parameters are one unit, or several where `division` says so. Its adapters are another
-/// one; where the model has adapters, all other units are frozen.
+/// one; where the model has adapters, all other units are frozen, and so are those of layers that
+/// the configuration freezes.
 std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1,
                                   const UnitDivision& division = {});
 
@@ -170,7 +187,7 @@ std::int64_t trained_count(std::span<const UnitDesc> units);
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
 /// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
 /// outputs are pooled, but no embedding look-ups and no experts that a token does not meet), as
-/// published MFU figures count. Beside adapters, what is frozen has no gradients: 4 N of it.
+/// published MFU figures count. What is frozen has no gradients: 4 N of it.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

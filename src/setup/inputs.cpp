@@ -29,6 +29,17 @@ std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection&
   throw InternalError("blocks without a type");
 }
 
+std::optional<kernels::BlockFormat> frozen_codes(const deck::FrozenSection& frozen) {
+  switch (frozen.type) {
+    case deck::FrozenType::none: return std::nullopt;
+    case deck::FrozenType::int8:
+      return kernels::BlockFormat{.type = kernels::BlockType::int8, .block = frozen.block};
+    case deck::FrozenType::int4:
+      return kernels::BlockFormat{.type = kernels::BlockType::int4, .block = frozen.block};
+  }
+  throw InternalError("codes without a type");
+}
+
 plan::Location location_of(deck::OffloadTier tier) {
   switch (tier) {
     case deck::OffloadTier::none: return plan::Location::device;
@@ -143,6 +154,7 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
                    .norm = m.head_norm,
                    .bias = m.head_bias},
           .adapter = adapter_config(m.adapter),
+          .frozen = m.frozen.layers,
           .init = m.init};
 }
 
@@ -245,6 +257,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks,
                                       {.tiles = deck.zero.tiles,
                                        .block = blocks ? blocks->block : 0,
+                                       .codes = frozen_codes(deck.model.frozen),
                                        .experts = deck.model.moe.split,
                                        .expert_ranks = deck.parallel.experts > 1});
   in.sharding.stage = static_cast<int>(deck.zero.stage);

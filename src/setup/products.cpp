@@ -121,6 +121,7 @@ void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   check_products(loaded);
   check_groups(loaded);
   check_adapter_targets(loaded);
+  check_frozen_layers(loaded);
 }
 
 }  // namespace tessera::setup

@@ -52,9 +52,9 @@ void add_product(const Adapter& adapter, double scale, const train::ParameterSou
 ModelSource merged(const ModelSource& source, std::optional<DType> finite_as) {
   const model::ModelConfig config = setup::model_config(source.model, source.task);
   ModelSource all = source;
-  all.model.adapter = {};
+  all.model.adapter = {}, all.model.frozen = {};
   deck::Deck deck = deck::parse_deck(source.deck, source.name).deck;
-  deck.model.adapter = {};
+  deck.model.adapter = {}, deck.model.frozen = {};
   all.deck = to_toml(deck);
   const auto adapters = std::make_shared<const Adapters>(adapters_of(config));
   const auto sum = [adapters, scale = static_cast<double>(config.adapter.scale),

@@ -12,8 +12,8 @@ StateBytes model_states(const StateElements& elements, std::int64_t ranks, int s
   const auto kept = [&](bool sharded) { return part(elements.trained, sharded); };
   const std::int64_t master = types.compute == DType::f32 ? 0 : size_of(DType::f32);
   std::int64_t frozen = 0;
-  for (const auto& [type, n] : elements.frozen)
-    frozen += part(n, sharding.parameters) * size_of(type);
+  for (const auto& [stored, n] : elements.frozen)
+    frozen += stored.bytes(part(n, sharding.parameters));
   return {.parameters = kept(sharding.parameters) * size_of(types.compute) + frozen,
           .gradients = kept(sharding.gradients) * size_of(types.accumulate),
           .optimizer = kept(sharding.states) * (types.optimizer - types.whole + master) +

@@ -8,6 +8,7 @@
 
 #include "core/dtype.hpp"
 #include "core/enums.hpp"
+#include "model/parameters.hpp"
 
 namespace tessera::zero {
 
@@ -38,9 +39,9 @@ struct StateBytes {
 /// Elements of a rank's share of the model that equally many ranks share, before ZeRO divides them.
 struct StateElements {
   std::int64_t trained = 0;
-  std::map<DType, std::int64_t> frozen;  // by the type that they are kept in
+  std::map<model::Storage, std::int64_t> frozen;  // by how they are kept
 
-  void add(bool is_trained, DType stored, std::int64_t elements) {
+  void add(bool is_trained, const model::Storage& stored, std::int64_t elements) {
     (is_trained ? trained : frozen[stored]) += elements;
   }
 };

@@ -195,7 +195,7 @@ std::vector<float> slice_of_state(PlanRun& run, Kept which) {
   std::vector<float> all;
   const auto rows = plan::kept_tensors(run.inputs());
   for (const auto& s : run.state().units()) {
-    if (!s.held) continue;
+    if (!s.held || s.codes) continue;  // of which steps change nothing
     for (std::size_t r = 0; r < rows.size(); ++r) {
       const auto& kept = s.kept[r];
       const View& row = which == Kept::live ? kept.live : kept.snapshot;

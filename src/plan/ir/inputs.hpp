@@ -169,9 +169,10 @@ struct PlanInputs {
   }
   /// What data ranks keep in shards.
   Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }
-  /// The type that a unit's parameters are kept in, and sent in.
-  DType stored(const model::UnitDesc& unit) const {
-    return unit.traits.stored.value_or(numerics.compute);
+  /// How a unit's parameters are kept, and sent.
+  model::Storage stored(const model::UnitDesc& unit) const {
+    return unit.traits.stored.value_or(
+        model::Storage{.type = numerics.compute, .codes = std::nullopt});
   }
   zero::StateTypes state_types() const {
     return {.compute = numerics.compute,

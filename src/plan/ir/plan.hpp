@@ -221,6 +221,7 @@ struct UnitShare {
   bool factors = false;    // its tensors have factors (optim::TensorFactors)
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
+  std::optional<kernels::BlockFormat> codes;  // which its parameters are kept as, not as elements
   std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors
 };
 

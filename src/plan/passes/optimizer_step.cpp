@@ -298,10 +298,10 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
     const UnitState& s = states[u];
     for (std::size_t r = 0; r < rows.size(); ++r) {
       if (s.kept.empty() || !s.kept[r].snapshot) continue;
-      const auto& [live, snapshot, elements] = s.kept[r];
-      const Range saved = saved_of(rows[r], s, r);
-      const View from = live.range(saved.begin - elements.begin, saved.count());
-      insertions.before(updated[u], op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
+      const Range saved = s.kept_in(s.kept[r], saved_of(rows[r], s, r));
+      const View from = s.kept[r].live.range(saved.begin, saved.count());
+      insertions.before(updated[u],
+                        op_of(OpKind::snapshot, Stream::copy, u, Copy{from, s.kept[r].snapshot}));
     }
   }
   insertions.apply(plan.ops);

@@ -167,13 +167,20 @@ class Gathers {
 
   Calls converted(const UnitState& state, comm::AllGather gather, const Residence& r,
                   DType stored) {
+    const std::int64_t shard = state.own_shard.elements(), n = state.layout.shard,
+                       shards = state.layout.padded / n;
     const auto convert = [&](const View& whole) {
-      return LegCall{Leg::unpack,
-                     kernels::KernelCall{kernels::Convert{.x = whole, .out = gather.full}}};
+      if (!state.codes)
+        return LegCall{Leg::unpack,
+                       kernels::KernelCall{kernels::Convert{.x = whole, .out = gather.full}}};
+      return LegCall{Leg::unpack, kernels::KernelCall{kernels::SumQuantized{
+                                      .code = whole.reshaped({1, shards, shard}),
+                                      .out = gather.full.reshaped({shards, n}),
+                                      .format = *state.codes}}};
     };
     if (state.parameters) return {convert(state.parameters)};
-    const View whole(arriving_.next(plan_, state.layout.padded * size_of(stored)).data, stored,
-                     {state.layout.padded});
+    const View whole(arriving_.next(plan_, shards * shard * size_of(stored)).data, stored,
+                     {shards * shard});
     const auto last = convert(whole);
     gather.full = whole;
     Calls calls = travel(gather, r);

@@ -101,16 +101,19 @@ void add_control(Plan& plan, const PlanInputs& in) {
 /// The parameters in the type that they are kept in: a shard where they are gathered for use, else
 /// whole.
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
-  const auto add = [&](std::int64_t elements) {
-    return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters,
-                          in.stored(unit), elements, in.offload.parameters);
+  const model::Storage stored = in.stored(unit);
+  const std::int64_t shard = stored.bytes(s.layout.shard) / size_of(stored.type);
+  const auto add = [&](std::int64_t shards) {
+    return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters, stored.type,
+                          shards * shard, in.offload.parameters);
   };
+  s.codes = stored.codes;
   s.home = in.offload.parameters;
   if (s.sharding.parameters) {
-    s.own_shard = add(s.layout.shard);
+    s.own_shard = add(1);
   } else {
-    s.parameters = add(s.layout.padded);
-    s.own_shard = s.parameters.range(s.slice.begin, s.slice.count());
+    s.parameters = add(s.layout.padded / s.layout.shard);
+    s.own_shard = s.parameters.range(s.index() * shard, shard);
   }
 }
 
@@ -158,9 +161,9 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     if (!rows[r].saved || !s.kept[r].live || saved_in_tiles(plan, s.kept[r])) continue;
     const Range saved = saved_of(rows[r], s, r);
     if (saved.empty()) continue;
-    s.kept[r].snapshot =
-        add_persistent(plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name),
-                       BufferPurpose::snapshot, s.kept[r].live.type, saved.count(), Location::host);
+    s.kept[r].snapshot = add_persistent(
+        plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name), BufferPurpose::snapshot,
+        s.kept[r].live.type, s.kept_in(s.kept[r], saved).count(), Location::host);
   }
 }
 
@@ -196,8 +199,12 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
                                       }),
                   "no channel for gradients that are summed over the group {}",
                   enum_word(unit.traits.shared_by));
-    TESSERA_CHECK(!unit.traits.trained || in.stored(unit) == in.numerics.compute,
+    TESSERA_CHECK(!unit.traits.trained || !unit.traits.stored,
                   "{} is trained, but kept in another type than it is used in", unit.name);
+    const auto& codes = in.stored(unit).codes;
+    TESSERA_CHECK(
+        !codes || (unit.traits.block == codes->block && in.offload.parameters != Location::disk),
+        "{} is kept as codes, but not in blocks of them, or on disks", unit.name);
     s.held = true;
     s.trained = unit.traits.trained;
     s.layout = unit_layout(in, unit, plan.place);
@@ -214,7 +221,8 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
         .by_nodes = momentum && by_nodes,
         .factors = s.trained && in.optimizer.momentum && in.optimizer.momentum->factors.has_value(),
         .parts = s.layout.padded / s.layout.shard,
-        .shard = s.layout.shard};
+        .shard = s.layout.shard,
+        .codes = codes};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
   }

@@ -29,8 +29,10 @@ struct UnitState {
                     // a frozen unit those that it keeps
   View parameters;  // (padded) stored type; absent at stage 3 with several ranks
   View own_shard;   // (shard) stored type: this rank's slice of the parameters
-  View copy;        // (owned) compute type, written beside the master weights; absent in f32
-  View gradient;    // (owned) of the step before, where the next one updates by it; else absent
+  /// How parameters are kept that are not kept as elements: a slot of codes for each shard, u8.
+  std::optional<kernels::BlockFormat> codes;
+  View copy;      // (owned) compute type, written beside the master weights; absent in f32
+  View gradient;  // (owned) of the step before, where the next one updates by it; else absent
   std::vector<Kept> kept;  // by row
   /// With error feedback: what earlier steps' roundings have lost of this rank's gradient, (padded)
   /// bf16, and the sum of that over data ranks, (shard) f32. Of compressed momentum: what roundings
@@ -45,6 +47,15 @@ struct UnitState {
   const Kept& state(std::size_t row) const { return kept[kMasterRow + 1 + row]; }
   /// Of the ranks that the unit is divided among, which this one is.
   std::int64_t index() const { return slice.begin / layout.shard; }
+  /// What a row keeps of these flat elements: of codes, which are of whole shards, their slots.
+  Range kept_in(const Kept& row, const Range& part) const {
+    const Range own{part.begin - row.elements.begin, part.end - row.elements.begin};
+    if (!codes) return own;
+    TESSERA_CHECK(own.begin % layout.shard == 0 && own.end % layout.shard == 0,
+                  "codes of a part of a shard");
+    const std::int64_t slot = codes->bytes(layout.shard);
+    return {own.begin / layout.shard * slot, own.end / layout.shard * slot};
+  }
   /// Whether parameters are brought into a window before they are used.
   bool in_windows(DType compute) const {
     return held && (!parameters || parameters.type != compute || home != Location::device);

@@ -12,7 +12,8 @@ namespace tessera::plan {
 
 /// Follows what is gathered over the ranks that share a unit, as it is or in blocks, in chunks of
 /// these, and perhaps in several hops: whose shards a buffer has, and in which order. A whole has
-/// all of them in the order of ranks, in one format, and all chunks. All ranks run the same calls,
+/// all of them in the order of ranks, in one format, and all chunks. What is kept as codes travels
+/// as they are. All ranks run the same calls,
 /// so those of another rank are this one's, shifted by the distance between the two.
 class GatherCheck {
  public:
@@ -34,6 +35,7 @@ class GatherCheck {
   void check_arrived(const Op& op) const;
   void forget_written(const Op& op);
   Range chunk_of_own_shard(const Op& op, const View& v) const;
+  bool kept_codes(const Op& op, const View& v, bool of_all) const;
   void follow(const Op& op, const comm::AllGather& gather);
   void arrive(const Op& op, const kernels::SumQuantized& all);
   bool whole(const Op& op, const Shards& shards) const;

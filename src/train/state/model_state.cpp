@@ -8,6 +8,7 @@
 #include "core/random.hpp"
 #include "io/box.hpp"
 #include "io/finite.hpp"
+#include "kernels/common/slots.hpp"
 #include "optim/optimizer.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/place_buffers.hpp"
@@ -114,6 +115,11 @@ ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, c
     : inputs_(inputs), arenas_(arenas), rows_(plan::kept_tensors(inputs)) {
   std::tie(layout_, states_) = state_layout(inputs, place);
   saved_ = saved_pieces();
+  for (const model::UnitDesc& unit : inputs.model.units) {
+    for (const model::ParamDesc& p : unit.params) {
+      if (inputs.stored(unit).codes) code_errors_.push_back({p.name});
+    }
+  }
 }
 
 ModelState::RealView ModelState::real(const View& symbolic) const {
@@ -143,12 +149,78 @@ void for_pieces(const MatrixRange& part, F&& f) {
 
 std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.shape[0]; }
 
+View f32_view(std::vector<float>& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), DType::f32, {std::ssize(values)}};
+}
+
 }  // namespace
 
-void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f) {
+void ModelState::each_of_codes(std::size_t unit, const HeldPart& f,
+                               const std::function<void()>& arrive) {
+  const auto& s = states_[unit];
+  const Range elements = s.kept[plan::kMasterRow].elements;
+  std::vector<float> values(static_cast<std::size_t>(elements.count()));
+  const RealView all{f32_view(values), &host_};
+  for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, elements)) {
+    f(inputs_.model.units[unit].params[slice.parameter], slice.part,
+      {all.range(slice.flat - elements.begin, slice.part.elements())});
+  }
+  arrive();
+  encode(unit, values);
+}
+
+void ModelState::encode(std::size_t unit, std::span<const float> values) {
+  const auto& s = states_[unit];
+  const auto& kept = s.kept[plan::kMasterRow];
+  const auto shard = static_cast<std::size_t>(s.layout.shard);
+  for (std::size_t at = 0; at < values.size(); at += shard) {
+    const auto begin = kept.elements.begin + static_cast<std::int64_t>(at);
+    const Range bytes = s.kept_in(kept, {begin, begin + s.layout.shard});
+    const RealView slot = real(kept.live.range(bytes.begin, bytes.count()));
+    slot.tier->fill(slot.view.data, bytes.count(), [&](std::span<std::byte> out) {
+      kernels::encode_slot(*s.codes, values.subspan(at, shard), out.data());
+    });
+  }
+  std::vector<float> decoded;
+  for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, kept.elements)) {
+    const Range flat{slice.flat, slice.flat + slice.part.elements()};
+    decode(s, real(kept.live), kept.elements.begin, flat, decoded);
+    const std::string& name = inputs_.model.units[unit].params[slice.parameter].name;
+    CodeError& error = *std::ranges::find(code_errors_, name, &CodeError::parameter);
+    for (std::size_t i = 0; i < decoded.size(); ++i) {
+      const double x = values[static_cast<std::size_t>(flat.begin - kept.elements.begin) + i];
+      error.lost += (x - decoded[i]) * (x - decoded[i]);
+      error.all += x * x;
+    }
+  }
+}
+
+void ModelState::decode(const plan::UnitState& s, const RealView& codes, std::int64_t first,
+                        Range flat, std::vector<float>& out) {
+  out.resize(static_cast<std::size_t>(flat.count()));
+  std::vector<std::byte> copy;
+  const std::int64_t shard = s.layout.shard, slot = s.codes->bytes(shard);
+  for (std::int64_t at = flat.begin; at < flat.end;) {
+    const std::int64_t number = (at - first) / shard, begin = first + number * shard,
+                       end = std::min(flat.end, begin + shard);
+    const RealView own = codes.range(number * slot, slot);
+    kernels::decode_slot(*s.codes, own.tier->host_bytes(own.view.data, slot, copy).data(), shard,
+                         at - begin,
+                         std::span(out).subspan(static_cast<std::size_t>(at - flat.begin),
+                                                static_cast<std::size_t>(end - at)));
+    at = end;
+  }
+}
+
+void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f,
+                           const std::function<void()>& arrive) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
+    if (s.codes) {
+      if (rows.front() == plan::kMasterRow) each_of_codes(u, f, arrive);
+      continue;
+    }
     std::vector<RealView> views;
     for (const std::size_t row : rows) {
       if (s.kept[row].live) views.push_back(real(s.kept[row].live));
@@ -268,6 +340,7 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
     }
   };
   forget_update();
+  for (CodeError& error : code_errors_) error.lost = error.all = 0;
   std::vector<std::size_t> weights{plan::kMasterRow};
   for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) {
     set_zero(row);
@@ -291,6 +364,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
   forget_update();
   std::optional<NonFiniteElement> bad;
   std::vector<io::Wanted> wanted;
+  std::int64_t read = 0;  // bytes
   // A model that no step was applied to may have its weights alone; and what is kept may change.
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
@@ -302,8 +376,8 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
       want_of_tensors(checkpoint, row, may_miss, wanted);
       continue;
     }
-    each_held({&row, 1}, [&](const model::ParamDesc& p, const MatrixRange& part,
-                             std::vector<RealView> targets) {
+    const auto want = [&](const model::ParamDesc& p, const MatrixRange& part,
+                          std::vector<RealView> targets) {
       std::string from = row == plan::kMasterRow ? weights_ : kept.name;
       auto entry = checkpoint.find(p.name, from);
       if (!entry && kept.begins_as_weights) {
@@ -335,6 +409,14 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                           if (!bad) bad = find_non_finite(values, targets, p, part, first);
                           put(values, targets, first);
                         }});
+    };
+    // Of units that are kept as codes only one is in memory as elements.
+    each_held({&row, 1}, want, [&] {
+      checkpoint.read(wanted, [&](std::int64_t done, std::int64_t) {
+        if (progress) progress(read + done, 0);
+      });
+      read = checkpoint.bytes_read();
+      wanted.clear();
     });
   }
   checkpoint.read(wanted, progress);
@@ -406,10 +488,10 @@ bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.pad
 void ModelState::add_owned(Copy& copy, const plan::UnitState& s, const Range& elements) const {
   if (s.copy) add_to(copy, s.copy.range(elements.begin - s.owned.begin, elements.count()));
   for (std::size_t row = 0; row < rows_.size(); ++row) {
-    const auto& [live, snapshot, kept] = s.kept[row];
-    const Range part = intersect(elements, kept);
-    if (optim::is_flat(rows_[row].extent) && live && !part.empty())
-      add_to(copy, live.range(part.begin - kept.begin, part.count()));
+    const Range part = intersect(elements, s.kept[row].elements);
+    if (!optim::is_flat(rows_[row].extent) || !s.kept[row].live || part.empty()) continue;
+    const Range kept = s.kept_in(s.kept[row], part);
+    add_to(copy, s.kept[row].live.range(kept.begin, kept.count()));
   }
 }
 
@@ -511,8 +593,13 @@ ModelState::RealView ModelState::owned_part(std::size_t unit, std::size_t parame
   for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, s.owned)) {
     if (slice.parameter != parameter) continue;
     const RealView all = real(s.parameters ? s.parameters : s.own_shard);
-    const std::int64_t first = s.parameters ? 0 : s.owned.begin;
-    return all.range(slice.flat - first, slice.part.elements());
+    const std::int64_t first = s.parameters ? 0 : s.owned.begin, flat = slice.flat - first;
+    if (!s.codes) return all.range(flat, slice.part.elements());
+    // Codes of its first shard.
+    const std::int64_t slot = flat / s.layout.shard, in_slot = flat % s.layout.shard,
+                       n = std::min(slice.part.elements(), s.layout.shard - in_slot);
+    return all.range(slot * s.codes->bytes(s.layout.shard) + in_slot * s.codes->bits() / 8,
+                     ceil_div(n * s.codes->bits(), 8));
   }
   return {};
 }
@@ -548,11 +635,29 @@ void ModelState::save(io::CheckpointWriter& writer, const plan::Op& op,
   }
 }
 
+void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, From from) const {
+  const auto& [piece, unit, row, flat] = saved_[index];
+  const auto& s = states_[unit];
+  const auto& kept = s.kept[row];
+  const RealView codes = real(from == From::live ? kept.live : kept.snapshot);
+  const std::int64_t first = from == From::live ? kept.elements.begin : s.slice.begin,
+                     n = piece.box.elements();
+  std::vector<float> values;
+  for (std::int64_t at = 0; at < n; at += kPiece) {
+    decode(s, codes, first, {flat + at, flat + std::min(at + kPiece, n)}, values);
+    save(writer, index, saved_[index], {f32_view(values), &host_}, at);
+  }
+}
+
 void ModelState::save(io::CheckpointWriter& writer, From from) const {
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     const auto& [piece, unit, row, flat] = saved_[i];
     const auto& s = states_[unit];
     const bool live = from == From::live;
+    if (s.codes) {
+      save_codes(writer, i, from);
+      continue;
+    }
     if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.

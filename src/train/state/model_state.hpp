@@ -14,6 +14,7 @@
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_writer.hpp"
 #include "memory/arena.hpp"
+#include "memory/tier.hpp"
 #include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
@@ -62,6 +63,13 @@ class ModelState {
   /// Sets the weights from `source`, the optimizer's state to zero or as it begins. Returns a
   /// weight that is not finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
+  /// What weights have lost as they became codes: sums over those of this rank of squares, of the
+  /// differences and of the weights. On every rank the same parameters, which are kept so.
+  struct CodeError {
+    std::string parameter;
+    double lost = 0, all = 0;
+  };
+  const std::vector<CodeError>& code_errors() const { return code_errors_; }
   /// Reads from a checkpoint, made under any layout, what this state holds. Returns as
   /// set_parameters does.
   std::optional<NonFiniteElement> load(io::Checkpoint& checkpoint,
@@ -153,7 +161,18 @@ class ModelState {
   /// if the rank keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<RealView> targets)>;
-  void each_held(std::span<const std::size_t> rows, const HeldPart& f);
+  /// Of a unit that is kept as codes, `f` is told of elements in their place, which become codes
+  /// after `arrive`, when they have to be there.
+  void each_held(
+      std::span<const std::size_t> rows, const HeldPart& f,
+      const std::function<void()>& arrive = [] {});
+  void each_of_codes(std::size_t unit, const HeldPart& f, const std::function<void()>& arrive);
+  void encode(std::size_t unit, std::span<const float> values);
+  /// Elements `flat` of a unit, of whose codes these are all from element `first` on.
+  static void decode(const plan::UnitState& unit, const RealView& codes, std::int64_t first,
+                     Range flat, std::vector<float>& out);
+  /// Writes a piece of a unit that is kept as codes.
+  void save_codes(io::CheckpointWriter& writer, std::size_t index, From from) const;
   /// Adds what a rank updates of some elements of a unit to the hash of a copy: the parameters that
   /// forward reads, if they are not the master weights, and the rows that are kept beside them.
   void add_owned(Copy& copy, const plan::UnitState& unit, const Range& elements) const;
@@ -164,6 +183,8 @@ class ModelState {
   std::vector<optim::StateTensor> rows_;  // of what is kept of every unit
   std::vector<plan::UnitState> states_;
   std::vector<SavedPiece> saved_;
+  std::vector<CodeError> code_errors_;
+  mutable memory::HostTier host_;  // of elements that become codes
   std::string weights_ = "master";
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "core/bytes.hpp"
@@ -249,6 +250,49 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
   return notes;
 }
 
+namespace {
+
+/// "mlp.expert.N.up.weight" of "block.3.mlp.expert.7.up.weight", and the layer's number.
+std::pair<std::string, std::string> kind_and_layer(std::string_view name) {
+  std::string kind, layer;
+  for (std::size_t at = name.find('.') + 1; at <= name.size();) {
+    const std::size_t end = std::min(name.find('.', at), name.size());
+    const std::string_view part = name.substr(at, end - at);
+    const bool number = part.find_first_not_of("0123456789") == std::string_view::npos;
+    if (layer.empty()) {
+      layer = part;
+    } else {
+      kind += fmt::format("{}{}", kind.empty() ? "" : ".", number ? "N" : part);
+    }
+    at = end + 1;
+  }
+  return {kind, layer};
+}
+
+/// What frozen matrices have lost as they became codes: of each kind the layer's that lost most.
+std::string code_errors_note(const deck::FrozenSection& frozen, const comm::Control& control,
+                             const ModelState& state) {
+  struct Worst {
+    std::string kind, layer;
+    double share = 0;
+  };
+  std::vector<Worst> all;
+  for (const auto& [name, lost, size] : state.code_errors()) {
+    const double of_all = control.sum(size), share = std::sqrt(control.sum(lost) / of_all);
+    const auto [kind, layer] = kind_and_layer(name);
+    auto it = std::ranges::find(all, kind, &Worst::kind);
+    if (it == all.end()) it = all.insert(it, {.kind = kind, .layer = layer});
+    if (of_all > 0 && share > it->share) it->share = share, it->layer = layer;
+  }
+  std::string text;
+  for (const auto& [kind, layer, share] : all)
+    text += fmt::format("{} {} {:.4f} (block {})", text.empty() ? "" : ",", kind, share, layer);
+  return fmt::format("note: {} in blocks of {} loses, of a matrix's root mean square, at most{}",
+                     enum_word(frozen.type), frozen.block, text);
+}
+
+}  // namespace
+
 std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
                                            ModelState& state) {
   std::vector<std::string> notes;
@@ -276,6 +320,8 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
                                  "model.accept_non_finite = true");
     }
   });
+  if (!state.code_errors().empty())
+    notes.push_back(code_errors_note(deck.model.frozen, control, state));
   return notes;
 }
 

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "comm/tree_sum.hpp"
+#include "kernels/common/slots.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -133,6 +134,36 @@ void for_formats(std::span<const BlockType> types,
       }
     }
   }
+}
+
+// What the host makes of slots for itself is what kernels make of them, and what it makes of values
+// of codes are these codes.
+TEST(Quantize, OfTheHostIsThatOfKernels) {
+  const auto device = make_cpu_device({});
+  for_formats(kIntegers, [&](const BlockFormat& format, std::int64_t n) {
+    Tensor x = Tensor::random(DType::f32, {1, 1, n}, static_cast<std::uint64_t>(n));
+    if (n > 40) x.set(35, 0), x.set(36, -1e-40);
+    std::vector<float> values = floats_of(x, 0, n);
+    const Tensor code = quantized(*device, x, format);
+    Tensor slot(DType::u8, {format.bytes(n)});
+    for (int times = 0; times < 2; ++times) {
+      std::memset(slot.view().data, 0x77, static_cast<std::size_t>(slot.view().span_bytes()));
+      encode_slot(format, values, slot.view().data);
+      ASSERT_EQ(bytes_in(slot.view(), 0, format.bytes(n)),
+                bytes_in(code.view(), 0, format.bytes(n)));
+      decode_slot(format, slot.view().data, n, 0, values);
+      ASSERT_EQ(values, floats_of(summed(*device, code, n, DType::f32, format), 0, n));
+    }
+    std::vector<float> end(static_cast<std::size_t>(n / 2));
+    decode_slot(format, slot.view().data, n, n - n / 2, end);
+    EXPECT_TRUE(std::equal(end.begin(), end.end(), values.end() - n / 2));
+  });
+  const std::vector<float> bad{1, kNan, 2, 3};
+  Tensor slot(DType::u8, {BlockFormat{.block = 2}.bytes(4)});
+  encode_slot({.block = 2}, bad, slot.view().data);
+  std::vector<float> read(4);
+  decode_slot({.block = 2}, slot.view().data, 4, 0, read);
+  EXPECT_TRUE(std::isnan(read[0]) && std::isnan(read[1]) && read[3] == 3);
 }
 
 TEST(Quantize, BytesAreThoseOfTheDefinition) {

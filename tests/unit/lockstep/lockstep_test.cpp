@@ -29,8 +29,9 @@ struct Case {
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1, micro_batches = 2;
   comm::Sends sends = comm::Sends::buffered;
-  std::vector<std::string> frozen = {};  // units
-  std::optional<DType> stored = {};      // their type
+  std::vector<std::string> frozen = {};            // units
+  std::optional<model::Storage> stored = {};       // how they are kept
+  std::optional<kernels::BlockFormat> codes = {};  // of frozen matrices beside adapters
   plan::OffloadInputs offload = {};
   std::int64_t tiles = 1;
   int per_node = 0;  // ranks; 0: one, or two of those whose gradients travel as blocks
@@ -54,6 +55,13 @@ std::string name_of(const Case& c) {
       c.sends == comm::Sends::buffered ? "buffered" : "synchronous");
 }
 
+/// With matrices of low rank beside all those of layers, which are frozen.
+model::ModelConfig with_adapters(model::ModelConfig config) {
+  config.adapter = {.rank = 2, .targets = {"*"}};
+  return config;
+}
+constexpr model::Storage kKeptInF32{.type = DType::f32};
+
 plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   auto inputs = plan_inputs_of(c.config, device, c.compute);
   inputs.sharding.stage = c.stage;
@@ -67,6 +75,9 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.layout.context = {.kind = c.context, .shares = c.mesh.context};
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
   travel_in_blocks(inputs, {}, c.gradient_blocks, c.tiles);
+  if (c.codes)
+    inputs.model.units = model::model_units(c.config, inputs.layout.tensor_chunks,
+                                            {.tiles = c.tiles, .codes = c.codes});
   inputs.numerics.error_feedback = inputs.numerics.stochastic = c.error_feedback;
   if (c.compression != plan::Compression::none) {
     // With an epsilon for which no second moment of 0 is too small.
@@ -317,7 +328,22 @@ std::vector<Layout> layouts() {
        {.mesh = {.tensor = 2, .data = 2},
         .compute = DType::bf16,
         .frozen = {"vocabulary", "block.1"},
-        .stored = DType::f32},
+        .stored = kKeptInF32},
+       1},
+      {"Data4FrozenAsInt8BesideAdapters",
+       {.mesh = {.data = 4},
+        .config = with_adapters(llama_like()),
+        .compute = DType::bf16,
+        .codes = {{.type = kernels::BlockType::int8, .block = 16}},
+        .per_node = 2,
+        .secondary = 0},
+       1},
+      {"Data2Tensor2FrozenAsInt4OnHost",
+       {.mesh = {.tensor = 2, .data = 2},
+        .config = with_adapters(gpt2_like()),
+        .codes = {{.type = kernels::BlockType::int4, .block = 32}},
+        .offload = {.parameters = plan::Location::host, .ahead = 1},
+        .tiles = 2},
        1},
       {"Pipeline2Data2FrozenFirstStage",
        {.mesh = {.data = 2, .pipeline = 2},
@@ -409,7 +435,7 @@ std::vector<Layout> layouts() {
        {.mesh = {.data = 2},
         .compute = DType::bf16,
         .frozen = {"vocabulary", "block.1"},
-        .stored = DType::f32,
+        .stored = kKeptInF32,
         .offload = all_on(plan::Location::disk, 1)},
        1},
   };
@@ -461,6 +487,7 @@ std::vector<Layout> offloaded_layouts() {
     // A plan that begins to compress, and does the last update by gradients before, runs once.
     if (layout.c.offload.anything() || layout.c.compression == plan::Compression::begins) continue;
     for (const plan::Location tier : {plan::Location::host, plan::Location::disk}) {
+      if (layout.c.codes && tier == plan::Location::disk) continue;  // they are not kept there
       for (const std::int64_t ahead : {0, 1}) {
         all.push_back(layout);
         all.back().c.offload = all_on(tier, ahead);

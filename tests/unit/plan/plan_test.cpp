@@ -199,17 +199,33 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
   EXPECT_GT(cut, 20);
 }
 
+/// Elements of another type, or, where all of them are matrices, codes.
+model::Storage random_storage(std::mt19937& random, const Case& c, model::UnitDesc& unit) {
+  const bool matrices = std::ranges::all_of(unit.params,
+                                            [](const model::ParamDesc&p) { return p.is_matrix(); }),
+             on_disk = c.inputs.offload.parameters == Location::disk;
+  if (!matrices || unit.params.empty() || on_disk || random() % 2 == 0)
+    return {.type = DType::f32, .codes = std::nullopt};
+  if (unit.traits.block == 0) unit.traits.block = 32;
+  const auto type = random() % 2 == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4;
+  return {.type = DType::u8,
+          .codes = kernels::BlockFormat{.type = type, .block = unit.traits.block}};
+}
+
 TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
   std::mt19937 random(2);
+  int coded = 0;
   for (int i = 0; i < 200; ++i) {
     Case c = random_case(random);
     for (model::UnitDesc& unit : c.inputs.model.units) {
       if (random() % 2 == 0) continue;
       unit.traits.trained = false;
-      if (random() % 2 == 0) unit.traits.stored = DType::f32;
+      if (random() % 2 == 0) unit.traits.stored = random_storage(random, c, unit);
+      coded += unit.traits.stored && unit.traits.stored->codes ? 1 : 0;
     }
     expect_proved(c);
   }
+  EXPECT_GT(coded, 50);
 }
 
 /// With 12 data ranks, the first 8 on a node.

@@ -28,6 +28,7 @@ struct Layout {
   bool frozen = false;  // all blocks
   bool error_feedback = false;
   bool ema = false;
+  std::optional<kernels::BlockFormat> codes = {};  // which the matrices of blocks are kept as
 
   Mesh mesh() const { return {.tensor = tensor, .data = data, .pipeline = pipeline}; }
 };
@@ -47,12 +48,13 @@ class RankState {
     inputs_.model.config = config;
     inputs_.layout.tensor_chunks = l.tensor;
     inputs_.layout.mesh = l.mesh();
-    inputs_.model.units = model::model_units(config, l.tensor);
+    inputs_.model.units = model::model_units(config, l.tensor, {.codes = l.codes});
     if (l.error_feedback) travel_in_blocks(inputs_, {}, {{.block = 32}});
     inputs_.numerics.error_feedback = l.error_feedback;
     if (l.ema) inputs_.optimizer = optim::with_ema(optim::adam(), 0.5);
     for (model::UnitDesc& unit : inputs_.model.units)
-      unit.traits.trained = !l.frozen || unit.kind != model::UnitKind::block;
+      unit.traits.trained =
+          unit.traits.trained && (!l.frozen || unit.kind != model::UnitKind::block);
     inputs_.numerics.compute = l.compute;
     inputs_.sharding.stage = l.stage;
     const MeshPlace place = inputs_.layout.mesh.place_of(rank);
@@ -246,6 +248,93 @@ TEST(ModelState, FrozenUnitsMoveBetweenLayoutsToo) {
       expect_frozen(path, to, DType::bf16);
     }
   }
+}
+
+/// All values that a checkpoint has of the matrices of blocks.
+std::vector<float> matrices_of_blocks(const std::filesystem::path& path,
+                                      const model::ModelConfig& config) {
+  io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  std::vector<float> all;
+  for (const model::UnitDesc& unit : model::model_units(config)) {
+    for (const model::ParamDesc& p : unit.params) {
+      if (unit.kind != model::UnitKind::block || !p.is_matrix()) continue;
+      std::vector<float> values(static_cast<std::size_t>(p.elements()));
+      checkpoint.read(p.name, "master", Range{0, p.elements()}, DType::f32,
+                      std::as_writable_bytes(std::span(values)));
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  }
+  return all;
+}
+
+// What codes stand for becomes the same codes again, in shards of any number of ranks, and is saved
+// from any of them.
+TEST(ModelState, CodesMoveBetweenLayoutsWithTheirBits) {
+  auto config = llama_like();
+  config.adapter = {.rank = 2, .targets = {"*"}};
+  for (const auto type : {kernels::BlockType::int8, kernels::BlockType::int4}) {
+    const kernels::BlockFormat codes{.type = type, .block = 48};
+    const std::vector<Layout> layouts = {
+        {.compute = DType::bf16, .codes = codes},
+        {.data = 2, .stage = 1, .codes = codes},
+        {.data = 3, .stage = 3, .compute = DType::bf16, .pipeline = 2, .codes = codes},
+        {.data = 40, .stage = 3, .codes = codes}};
+    for (const Layout& from : layouts) {
+      const TemporaryDirectory directory;
+      const auto path = save(directory.path() / "from", config, from, [](RankState& r) {
+        EXPECT_FALSE(r.state().set_parameters(test_values(1)));
+      });
+      const std::vector<float> saved = matrices_of_blocks(path, config);
+      const auto uncoded =
+          matrices_of_blocks(save(directory.path() / "uncoded", config, {},
+                                  [](RankState& r) { r.state().set_parameters(test_values(1)); }),
+                             config);
+      ASSERT_EQ(saved.size(), uncoded.size());
+      // No value is farther off than half a code of the largest of all.
+      const float largest = std::abs(
+                      *std::ranges::max_element(uncoded, {}, [](float x) { return std::abs(x); })),
+                  most = type == kernels::BlockType::int8 ? 127.0F : 7.0F;
+      std::size_t equal = 0;
+      for (std::size_t i = 0; i < saved.size(); ++i) {
+        ASSERT_LE(std::abs(saved[i] - uncoded[i]), 0.50001F * largest / most) << i;
+        equal += saved[i] == uncoded[i] ? 1 : 0;
+      }
+      EXPECT_LT(equal, saved.size() / 4);
+      for (const Layout& to : layouts) {
+        SCOPED_TRACE("from " + to_string(from) + " to " + to_string(to));
+        const auto again = save(directory.path() / "to", config, to, [&](RankState& r) {
+          io::Checkpoint checkpoint = io::Checkpoint::open(path);
+          EXPECT_FALSE(r.state().load(checkpoint));
+        });
+        EXPECT_EQ(matrices_of_blocks(again, config), saved);
+        std::filesystem::remove_all(directory.path() / "to");
+      }
+    }
+  }
+}
+
+TEST(ModelState, TellsWhatItsWeightsLoseAsCodes) {
+  auto config = llama_like();
+  config.adapter = {.rank = 2, .targets = {"*"}};
+  RankState r(config, {.codes = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 2}},
+              0);
+  // Of a pair (7, 0.5) the second becomes 0, of others nothing is lost.
+  r.state().set_parameters([](const model::ParamDesc& p, Range range, std::span<float> out) {
+    const bool lossy = p.name == "block.1.mlp.up.weight";
+    for (std::int64_t i = range.begin; i < range.end; ++i)
+      out[static_cast<std::size_t>(i - range.begin)] = i % 2 == 0 ? 7.0F : lossy ? 0.5F : 0.0F;
+  });
+  std::size_t of_blocks = 0;
+  for (const auto& [name, lost, all] : r.state().code_errors()) {
+    const bool lossy = name == "block.1.mlp.up.weight";
+    EXPECT_DOUBLE_EQ(lost / all, lossy ? 0.25 / 49.25 : 0) << name;
+    EXPECT_TRUE(name.starts_with("block.")) << name;
+    ++of_blocks;
+  }
+  EXPECT_EQ(of_blocks, 7U * static_cast<std::size_t>(config.layers));
+  r.state().set_parameters(
+      [](const model::ParamDesc&, Range, std::span<float> out) { std::ranges::fill(out, 1.0F); });
+  for (const auto& error : r.state().code_errors()) EXPECT_EQ(error.lost, 0) << error.parameter;
 }
 
 // Checkpoints have the errors' sum over data ranks; wherever it is loaded, the ranks' errors make

@@ -302,7 +302,7 @@ std::vector<std::vector<float>> by_unit(PlanRun& run, const std::vector<float>& 
 /// One step of a model in which some units are frozen.
 struct Frozen {
   Frozen(const Setting& s, kernels::Device& device, Recompute policy,
-         const std::vector<std::size_t>& units, std::optional<DType> stored = {}) {
+         const std::vector<std::size_t>& units, std::optional<model::Storage> stored = {}) {
     auto inputs = plan_inputs_of(s.config, device, s.compute);
     inputs.recompute = policy;
     for (const std::size_t u : units)
@@ -382,7 +382,7 @@ TEST(PlanRun, FrozenParametersAreConvertedFromTheTypeThatTheyAreKeptIn) {
   const Setting s{"gpt2", gpt2_like(), DType::bf16};
   const std::vector<std::size_t> block{2};
   const Frozen own(s, *device, Recompute::none, block);
-  const Frozen wider(s, *device, Recompute::none, block, DType::f32);
+  const Frozen wider(s, *device, Recompute::none, block, model::Storage{.type = DType::f32});
   EXPECT_EQ(wider.loss, own.loss);
   for (std::size_t u = 0; u < own.gradients.size(); ++u)
     EXPECT_TRUE(same_bits(wider.gradients[u], own.gradients[u])) << u;

@@ -54,13 +54,19 @@ TEST(ModelStates, HaveNoMasterWeightsApartInF32) {
 }
 
 TEST(ModelStates, OfFrozenElementsAreParametersInTheirOwnType) {
-  const StateElements elements{.trained = 1000, .frozen = {{DType::bf16, 6000}, {DType::f32, 200}}};
+  const model::Storage codes{
+      .type = DType::u8,
+      .codes = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 64}};
+  const StateElements elements{
+      .trained = 1000,
+      .frozen = {{{.type = DType::bf16}, 6000}, {{.type = DType::f32}, 200}, {codes, 2560}}};
   const StateTypes types{.compute = DType::bf16, .optimizer = 8};
   const StateBytes s = model_states(elements, 4, 3, types);
-  EXPECT_EQ(s.parameters, 2 * 250 + 2 * 1500 + 4 * 50);
+  // Of 640 codes two are in a byte; 10 blocks have scales, which end on 16 bytes.
+  EXPECT_EQ(s.parameters, 2 * 250 + 2 * 1500 + 4 * 50 + 320 + 48);
   EXPECT_EQ(s.gradients, 4 * 250);
   EXPECT_EQ(s.optimizer, 12 * 250);
-  EXPECT_EQ(model_states(elements, 4, 2, types).parameters, 2 * 7000 + 4 * 200);
+  EXPECT_EQ(model_states(elements, 4, 2, types).parameters, 2 * 7000 + 4 * 200 + 1280 + 160);
 }
 
 TEST(ModelStates, AreDividedOverTheRanksThatShareThem) {
