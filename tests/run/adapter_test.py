@@ -180,6 +180,18 @@ class FrozenLayers(AdapterTest):
                 frozen = any(key.startswith(layer + ".") for layer in layers)
                 self.assertEqual(key not in moments, frozen, key)
 
+    def test_they_may_be_codes(self):
+        frozen = {"frozen__layers": ["vocabulary", "block.0"], "run__steps": 6}
+        coded = {**frozen, "frozen__type": "int4", "frozen__block": 32}
+        want = self.train(1, self.layers("codes", "llama", **coded))
+        for layout in ({"zero__stage": 3}, {"parallel__pipeline": 2, "zero__stage": 1}):
+            with self.subTest(**layout):
+                name = f"codes_{len(layout)}"
+                got = self.train(2, self.layers(name, "llama", **coded, **layout))
+                self.assert_close(got, want, 2e-5, layout)
+        whole = self.train(1, self.layers("whole", "llama", **frozen))
+        self.assertGreater(abs(whole[6][0] - want[6][0]), 1e-4)
+
     def test_what_is_refused(self):
         for text, layers in (('"block.9" matches no layer, which are vocabulary, positions, block.N, '
                               "final_norm, of N below model.layers = 2", ["block.9"]),

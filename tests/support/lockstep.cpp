@@ -179,7 +179,7 @@ void Lockstep::Rank::work_through() {
   returned_ = true;
 }
 
-[[gnu::no_sanitize("thread")]] void Lockstep::Rank::enter(unsigned high, unsigned low) {
+__attribute__((no_sanitize("thread"))) void Lockstep::Rank::enter(unsigned high, unsigned low) {
   auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
   self->sanitized_.enter();
   self->work_through();

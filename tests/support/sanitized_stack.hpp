@@ -69,7 +69,7 @@ inline void SanitizedStack::begin(std::byte*, std::size_t) {
 inline void SanitizedStack::end() {
   if (begun_) __tsan_destroy_fiber(fiber_);
 }
-[[gnu::no_sanitize("thread"), gnu::noinline]] inline void SanitizedStack::leave(
+__attribute__((no_sanitize("thread"), noinline)) inline void SanitizedStack::leave(
     SanitizedStack& to) {
   if (!begun_) fiber_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(to.fiber_, 0);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifdef __SSE2__
 #include <immintrin.h>
@@ -164,6 +165,22 @@ struct LargestMagnitude {
   }
 };
 
+/// Lane i ^ half of v in lane i.
+template <int half, int... lane>
+TESSERA_INLINE NativeFloat exchanged_lanes(const NativeFloat& v,
+                                           std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(v, v, (lane ^ half)...);
+}
+/// Lanes of one register combined by halves: lane i with lane i + half, and so on down to the
+/// first.
+template <int half, typename Combine>
+TESSERA_INLINE float fold_register(const NativeFloat& v, Combine combine) {
+  if constexpr (half == 0) return v[0];
+  if constexpr (half > 0) {
+    const auto lanes = std::make_integer_sequence<int, kNative>();
+    return fold_register<half / 2>(combine(v, exchanged_lanes<half>(v, lanes)), combine);
+  }
+}
 /// All lanes combined by halves (lane i with lane i + 8, then 4, 2, 1): the same tree in parts of
 /// any size.
 template <typename Combine>
@@ -173,13 +190,7 @@ TESSERA_INLINE float fold_lanes(const Vec& v, Combine combine) {
   for (int parts = kParts / 2; parts > 0; parts /= 2) {
     for (int i = 0; i < parts; ++i) part[i] = combine(part[i], part[i + parts]);
   }
-  NativeInt lane;
-  for (int j = 0; j < kNative; ++j) lane[j] = j;
-  NativeFloat all = part[0];
-  for (int half = kNative / 2; half > 0; half /= 2) {
-    all = combine(all, __builtin_shuffle(all, lane ^ half));
-  }
-  return all[0];
+  return fold_register<kNative / 2>(part[0], combine);
 }
 TESSERA_INLINE float sum_of(const Vec& v) {
   return fold_lanes(v, [](const NativeFloat& a, const NativeFloat& b) { return a + b; });

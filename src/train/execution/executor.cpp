@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/self_group.hpp"
+#include "core/math.hpp"
 #include "plan/ir/print.hpp"
 
 namespace tessera::train {
@@ -160,18 +161,19 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
     all.push_back({.begin = seconds(begin, Clock::now())});
     within(*op, inputs_, [&] {
       plan::LoadBatch filled = *batch;
-      std::vector<std::pair<std::byte*, View*>> views;  // where their bytes are to go
+      std::vector<std::pair<std::byte*, View*>> views;         // where their bytes are to go
+      constexpr std::int64_t kAligned = sizeof(std::int64_t);  // of elements of any type
       std::int64_t bytes = 0;
       filled.visit(filled, [&](View& v, kernels::Access) {
         if (!v) return;
         views.emplace_back(v.data, &v);
-        bytes += v.span_bytes();
+        bytes += round_up(v.span_bytes(), kAligned);
       });
       host.resize(static_cast<std::size_t>(bytes));
       std::byte* at = host.data();
       for (auto& [place, view] : views) {
         view->data = at;
-        at += view->span_bytes();
+        at += round_up(view->span_bytes(), kAligned);
       }
       load(op->micro_batch, filled);
       for (const auto& [place, view] : views) tier_.write(place, bytes_of(*view));

@@ -12,6 +12,7 @@
 #include "support/cuda_test_device.hpp"
 #include "support/models.hpp"
 #include "support/plan_run.hpp"
+#include "support/sanitized.hpp"
 #ifdef TESSERA_REAL_CUDA
 #include "streams/background.hpp"
 #else
@@ -228,17 +229,25 @@ TEST(CudaStep, WhatLivesElsewhereChangesNoBit) {
     };
     const auto want = trained({});
     EXPECT_EQ(trained({.activations = host, .ahead = 0}), want);
+    // The host's updates have a GPU's bits where it fuses multiplications and additions, which
+    // kernels that are built for sanitizers do not.
+    const auto expect_same = [&](const plan::OffloadInputs& offload) {
+      const auto got = trained(offload);
+      if (!kSanitized || offload.optimizer == device) {
+        EXPECT_EQ(got, want);
+      }
+    };
     for (const plan::Location tier : {host, disk}) {
       const plan::OffloadInputs all{.parameters = tier,
                                     .gradients = tier,
                                     .optimizer = tier,
                                     .activations = tier,
                                     .ahead = 1};
-      EXPECT_EQ(trained(all), want);
+      expect_same(all);
       if (s.compute == DType::f32) continue;
-      EXPECT_EQ(trained({.parameters = tier, .ahead = 1}), want);
-      EXPECT_EQ(trained({.gradients = tier}), want);
-      EXPECT_EQ(trained({.optimizer = tier, .optimizer_share = 0.5}), want);
+      expect_same({.parameters = tier, .ahead = 1});
+      expect_same({.gradients = tier});
+      expect_same({.optimizer = tier, .optimizer_share = 0.5});
     }
   }
 }

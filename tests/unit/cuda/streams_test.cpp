@@ -270,12 +270,12 @@ TEST(CudaStreams, EndAfterAnExceptionWhileRecording) {
 }
 
 TEST(CudaStreams, LookWhileTheyWait) {
-  CudaQueue queue;
   int looks = 0, open_at = 3, gone_at = 1 << 30;  // a busy machine looks often
+  bool happened = false;                          // at the latest as the streams end
+  CudaQueue queue;
   CudaStreams streams(queue, std::make_unique<emulator::HostTasks>(), [&] {
     if (++looks == gone_at) throw CommError("a peer is gone");
   });
-  bool happened = false;
   const auto step = [&] {
     looks = 0;
     streams.begin({.works = 2, .repeatable = false});

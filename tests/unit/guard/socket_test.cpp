@@ -114,8 +114,8 @@ TEST(Socket, GarbageAndSilenceAreClosedWhileThePeerIsWaitedFor) {
   auto [listeners, endpoint] = listen_on(kLoopback);
   const Socket talks = stranger(endpoint.ports.front(), "G");
   const Socket silent = stranger(endpoint.ports.front());
-  auto accepted = std::async(std::launch::async, [&listeners = listeners] {
-    return static_cast<bool>(accept_from(listeners, kGreeting, in(20s)));
+  auto accepted = std::async(std::launch::async, [&from = listeners] {
+    return static_cast<bool>(accept_from(from, kGreeting, in(20s)));
   });
   EXPECT_LE(bytes_from(talks), 0);
   EXPECT_LE(bytes_from(silent), 0);
@@ -128,8 +128,8 @@ TEST(Socket, GreetingInPiecesIsOne) {
   auto [listeners, endpoint] = listen_on(kLoopback);
   const std::string_view bytes(reinterpret_cast<const char*>(&kGreeting), sizeof kGreeting);
   const Socket peer = stranger(endpoint.ports.front(), bytes.substr(0, 5));
-  auto accepted = std::async(std::launch::async, [&listeners = listeners] {
-    return static_cast<bool>(accept_from(listeners, kGreeting, in(20s)));
+  auto accepted = std::async(std::launch::async, [&from = listeners] {
+    return static_cast<bool>(accept_from(from, kGreeting, in(20s)));
   });
   const auto say = [&](std::string_view words) {
     ::send(peer.descriptor(), words.data(), words.size(), MSG_NOSIGNAL);
