@@ -111,7 +111,7 @@ struct AdapterSection {
 
 /// [frozen]: what is not trained, and how its matrices are kept.
 struct FrozenSection {
-  std::vector<std::string> layers;  // patterns of their names
+  std::vector<std::string> layers;     // patterns of their names
   FrozenType type = FrozenType::none;  // none: in the compute type
   std::int64_t block = 64;
   bool operator==(const FrozenSection&) const = default;
