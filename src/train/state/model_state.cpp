@@ -55,10 +55,10 @@ void convert(std::span<const std::byte> in, DType from, DType to, std::byte* out
 /// Elements of a table of positions with so many columns (model::Init::sinusoids).
 static void fill_sinusoids(std::int64_t columns, Range range, std::span<float> out) {
   for (std::int64_t i = range.begin; i < range.end; ++i) {
-    const std::int64_t column = i % columns;
+    const std::int64_t row = i / columns, column = i % columns, even = column - column % 2;
     const double angle =
-        static_cast<double>(i / columns) *
-        std::pow(10000.0, -static_cast<double>(column / 2 * 2) / static_cast<double>(columns));
+        static_cast<double>(row) *
+        std::pow(10000.0, -static_cast<double>(even) / static_cast<double>(columns));
     out[static_cast<std::size_t>(i - range.begin)] =
         static_cast<float>(column % 2 == 0 ? std::sin(angle) : std::cos(angle));
   }
@@ -359,12 +359,21 @@ static io::Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
 static const io::Shape kOne({1});
 static const io::Box kOneBox({0}, {1});
 
+/// Reads what is wanted, which is not all, and forgets it.
+static void read_part(io::Checkpoint& checkpoint, std::vector<io::Wanted>& wanted,
+                      const io::ReadProgress& progress) {
+  const std::int64_t before = checkpoint.bytes_read();
+  checkpoint.read(wanted, [&](std::int64_t done, std::int64_t) {
+    if (progress) progress(before + done, 0);
+  });
+  wanted.clear();
+}
+
 std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                                                  const io::ReadProgress& progress) {
   forget_update();
   std::optional<NonFiniteElement> bad;
   std::vector<io::Wanted> wanted;
-  std::int64_t read = 0;  // bytes
   // A model that no step was applied to may have its weights alone; and what is kept may change.
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
@@ -411,13 +420,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                         }});
     };
     // Of units that are kept as codes only one is in memory as elements.
-    each_held({&row, 1}, want, [&] {
-      checkpoint.read(wanted, [&](std::int64_t done, std::int64_t) {
-        if (progress) progress(read + done, 0);
-      });
-      read = checkpoint.bytes_read();
-      wanted.clear();
-    });
+    each_held({&row, 1}, want, [&] { read_part(checkpoint, wanted, progress); });
   }
   checkpoint.read(wanted, progress);
   divide_errors();
