@@ -267,9 +267,13 @@ void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
   if (!unit.params.empty()) units.push_back(std::move(unit));
 }
 
-/// Freezes all units but those of adapters.
-void freeze_base(std::vector<UnitDesc>& units) {
-  for (UnitDesc& unit : units) unit.traits.trained = unit.has_adapters();
+/// Freezes what the configuration says: beside adapters all other units, else layers.
+void freeze(std::vector<UnitDesc>& units, const ModelConfig& c) {
+  for (UnitDesc& unit : units) {
+    const bool named = std::ranges::any_of(
+        c.frozen, [&](const std::string& pattern) { return matches_pattern(pattern, unit.layer); });
+    if (named || (c.adapter.rank > 0 && !unit.has_adapters())) unit.traits.trained = false;
+  }
 }
 
 /// Keeps frozen units of layers as codes that have nothing but what may be.
@@ -380,11 +384,7 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
     if (std::ranges::all_of(unit.params, travels) && !unit.has_adapters())
       unit.traits.block = division.block;
   }
-  if (c.adapter.rank > 0) freeze_base(units);
-  for (UnitDesc& unit : units) {
-    for (const std::string& pattern : c.frozen)
-      if (matches_pattern(pattern, unit.layer)) unit.traits.trained = false;
-  }
+  freeze(units, c);
   if (division.codes) keep_as_codes(units, chunks, *division.codes);
   return units;
 }

@@ -21,6 +21,36 @@ std::vector<std::string> adaptable(const deck::Deck& deck) {
   return all;
 }
 
+/// "block.N.mlp" for "block.3.mlp": a name stands for those of all layers.
+std::string of_any_layer(const std::string& name) {
+  constexpr std::string_view kBlock = "block.";
+  if (!name.starts_with(kBlock)) return name;
+  const std::size_t behind = std::min(name.find('.', kBlock.size()), name.size());
+  return "block.N" + name.substr(behind);
+}
+
+std::string names_of_any_layer(const std::vector<std::string>& names) {
+  std::vector<std::string> shown;
+  for (const std::string& name : names) {
+    const std::string any = of_any_layer(name);
+    if (std::ranges::find(shown, any) == shown.end()) shown.push_back(any);
+  }
+  return fmt::format("{}", fmt::join(shown, ", "));
+}
+
+/// A problem for each pattern of a key that matches none of these names; `those` says which are.
+void check_patterns(const deck::LoadedDeck& loaded, const char* key,
+                    const std::vector<std::string>& patterns, const std::vector<std::string>& names,
+                    const std::string& those, deck::Problems& problems) {
+  for (const std::string& pattern : patterns) {
+    if (std::ranges::any_of(names, [&](const auto& n) { return matches_pattern(pattern, n); }))
+      continue;
+    problems.add(loaded.place(key), key,
+                 printable(fmt::format("{}: \"{}\" matches no {} of N below model.layers = {}", key,
+                                       pattern, those, loaded.deck.model.layers)));
+  }
+}
+
 }  // namespace
 
 void check_adapter_targets(const deck::LoadedDeck& loaded) {
@@ -28,22 +58,10 @@ void check_adapter_targets(const deck::LoadedDeck& loaded) {
   const deck::AdapterSection& adapter = loaded.deck.model.adapter;
   if (adapter.kind == deck::AdapterKind::none) return;
   const auto names = adaptable(loaded.deck);
-  // The names of the first layer of each kind stand for all.
-  std::vector<std::string> shown;
-  for (const std::string& name : names) {
-    const std::string any = "block.N" + name.substr(name.find('.', name.find('.') + 1));
-    if (std::ranges::find(shown, any) == shown.end()) shown.push_back(any);
-  }
   deck::Problems problems;
-  for (const std::string& pattern : adapter.targets) {
-    if (std::ranges::any_of(names, [&](const auto& n) { return matches_pattern(pattern, n); }))
-      continue;
-    problems.add(loaded.place(kKey), kKey,
-                 printable(fmt::format(
-                     "adapter.targets: \"{}\" matches no matrix that may have an adapter, which "
-                     "are {} of N below model.layers = {}",
-                     pattern, fmt::join(shown, ", "), loaded.deck.model.layers)));
-  }
+  check_patterns(loaded, kKey, adapter.targets, names,
+                 "matrix that may have an adapter, which are " + names_of_any_layer(names),
+                 problems);
   problems.throw_if_any();
 }
 
@@ -52,22 +70,11 @@ void check_frozen_layers(const deck::LoadedDeck& loaded) {
   const auto& patterns = loaded.deck.model.frozen.layers;
   if (patterns.empty()) return;
   const auto units = model::model_units(model_config(loaded.deck.model, loaded.deck.task));
-  std::vector<std::string> shown;  // "block.N" for all blocks
-  for (const model::UnitDesc& unit : units) {
-    const std::string name = unit.kind == model::UnitKind::block ? "block.N" : unit.layer;
-    if (std::ranges::find(shown, name) == shown.end()) shown.push_back(name);
-  }
+  std::vector<std::string> names;
+  for (const model::UnitDesc& unit : units) names.push_back(unit.layer);
   deck::Problems problems;
-  for (const std::string& pattern : patterns) {
-    if (std::ranges::any_of(units,
-                            [&](const auto& unit) { return matches_pattern(pattern, unit.layer); }))
-      continue;
-    problems.add(
-        loaded.place(kKey), kKey,
-        printable(fmt::format("frozen.layers: \"{}\" matches no layer, which are {}, of N below "
-                              "model.layers = {}",
-                              pattern, fmt::join(shown, ", "), loaded.deck.model.layers)));
-  }
+  check_patterns(loaded, kKey, patterns, names,
+                 "layer, which are " + names_of_any_layer(names) + ",", problems);
   if (model::trained_count(units) == 0)
     problems.add(loaded.place(kKey), kKey, "frozen.layers leaves nothing that is trained");
   problems.throw_if_any();

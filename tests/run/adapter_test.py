@@ -18,8 +18,25 @@ ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run
               "adapter__dropout": 0.2, "checkpoint__every": 2, "checkpoint__keep": 9}
 
 
+# What a deck does not say of a model that begins with a directory.
+OF_DIRECTORY = {"model__" + key: None for key in ("layers", "heads", "hidden", "vocab", "family",
+                                                  "context", "init_std")}
+
+
 class AdapterTest(SmallModels):
     models, oracle = adapter_models, "adapters.json"
+
+    def same_bits(self, model, layouts, **fixed):
+        """Those of one rank, on every layout, and where step 4 is gone on from on another."""
+        want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
+        for ranks, layout in layouts:
+            with self.subTest(model=model, **layout):
+                name = "_".join([model, *(k.split("__")[1] for k in layout)])
+                deck = self.deck_of(name, model, **{**fixed, **layout})
+                self.assertEqual(self.train(ranks, deck), want)
+        self.go_back(f"{model}_one", 4)
+        deck = self.deck_of(f"{model}_one", model, **fixed, parallel__tensor=2, zero__stage=3)
+        self.assertEqual(self.train(4, deck), want)
 
 
 class Oracle(AdapterTest):
@@ -37,21 +54,13 @@ class Bits(AdapterTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
         for model, compute in (("llama", "f32"), ("gpt2", "bf16")):
             fixed = {**ANY_LAYOUT, "precision__compute": compute, "adapter__targets": ["*"]}
-            want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
-            for ranks, layout in (
-                    (2, {"parallel__tensor": 2, "parallel__sequence": False}),
-                    (4, {"parallel__tensor": 2, "zero__stage": 3}),
-                    (4, {"parallel__pipeline": 2, "zero__stage": 1,
-                         "recompute__policy": "selective"}),
-                    (2, {"zero__stage": 2, "recompute__policy": "full"}),
-                    (2, {"zero__stage": 3, "offload__parameters": "host", "zero__tiles": 2})):
-                with self.subTest(model=model, **layout):
-                    name = "_".join([model, *(k.split("__")[1] for k in layout)])
-                    deck = self.deck_of(name, model, **{**fixed, **layout})
-                    self.assertEqual(self.train(ranks, deck), want)
-            self.go_back(f"{model}_one", 4)
-            deck = self.deck_of(f"{model}_one", model, **fixed, parallel__tensor=2, zero__stage=3)
-            self.assertEqual(self.train(4, deck), want)
+            self.same_bits(model, (
+                (2, {"parallel__tensor": 2, "parallel__sequence": False}),
+                (4, {"parallel__tensor": 2, "zero__stage": 3}),
+                (4, {"parallel__pipeline": 2, "zero__stage": 1,
+                     "recompute__policy": "selective"}),
+                (2, {"zero__stage": 2, "recompute__policy": "full"}),
+                (2, {"zero__stage": 3, "offload__parameters": "host", "zero__tiles": 2})), **fixed)
 
     def test_masks_do_not_depend_on_the_layout(self):
         """Also where bits are not promised: with other masks losses would differ in the second digit."""
@@ -87,10 +96,8 @@ class Codes(AdapterTest):
                                    self.dir / f"{type}_base")
                 self.assertEqual(job.code, 0, job.output)
                 want = self.train(1, self.deck_of(type, "gpt2", **codes))
-                model = {"model__" + key: None for key in ("layers", "heads", "hidden", "vocab",
-                                                           "family", "context", "init_std")}
                 deck = self.deck_of(f"{type}_beside", "gpt2", adapter__targets=["*"],
-                                    model__init_from=str(self.dir / f"{type}_base"), **model)
+                                    model__init_from=str(self.dir / f"{type}_base"), **OF_DIRECTORY)
                 self.assertEqual(self.train(1, deck), want)
                 distance[type] = sum(abs(want[s][0] - exact[s][0]) for s in want)
         self.assertGreater(distance["int8"], 0)
@@ -100,22 +107,14 @@ class Codes(AdapterTest):
         for model, compute, type in (("llama", "bf16", "int4"), ("gpt2", "f32", "int8")):
             fixed = {**ANY_LAYOUT, "precision__compute": compute, "adapter__targets": ["*"],
                      "frozen__type": type, "frozen__block": 16}
-            want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
-            for ranks, layout in (
-                    (2, {"parallel__tensor": 2, "parallel__sequence": False}),
-                    (4, {"parallel__tensor": 2, "zero__stage": 3, "offload__parameters": "host"}),
-                    (4, {"parallel__pipeline": 2, "zero__stage": 1, "guard__check_replicas": 1,
-                         "recompute__policy": "selective"}),
-                    (2, {"zero__stage": 3, "zero__secondary": 1, "zero__tiles": 2}),
-                    (2, {"zero__stage": 2, "offload__parameters": "host",
-                         "offload__optimizer": "nvme", "offload__nvme": [str(self.dir)]})):
-                with self.subTest(model=model, **layout):
-                    name = "_".join([model, *(k.split("__")[1] for k in layout)])
-                    deck = self.deck_of(name, model, **{**fixed, **layout})
-                    self.assertEqual(self.train(ranks, deck), want)
-            self.go_back(f"{model}_one", 4)
-            deck = self.deck_of(f"{model}_one", model, **fixed, parallel__tensor=2, zero__stage=3)
-            self.assertEqual(self.train(4, deck), want)
+            self.same_bits(model, (
+                (2, {"parallel__tensor": 2, "parallel__sequence": False}),
+                (4, {"parallel__tensor": 2, "zero__stage": 3, "offload__parameters": "host"}),
+                (4, {"parallel__pipeline": 2, "zero__stage": 1, "guard__check_replicas": 1,
+                     "recompute__policy": "selective"}),
+                (2, {"zero__stage": 3, "zero__secondary": 1, "zero__tiles": 2}),
+                (2, {"zero__stage": 2, "offload__parameters": "host",
+                     "offload__optimizer": "nvme", "offload__nvme": [str(self.dir)]})), **fixed)
 
     def test_evaluation_is_that_of_the_numbers_that_they_stand_for(self):
         deck = self.deck_of("run", "llama", frozen__type="int4", run__steps=5, checkpoint__every=5,
@@ -277,9 +276,7 @@ class Peft(AdapterTest):
 
     def trained(self, name, init_from, **changes):
         """A run that begins with a directory, and its loss."""
-        model = {"model__" + key: None for key in ("layers", "heads", "hidden", "vocab", "family",
-                                                   "context", "init_std")}
-        deck = self.deck_of(name, "gpt2", **{**model, "model__init_from": str(init_from),
+        deck = self.deck_of(name, "gpt2", **{**OF_DIRECTORY, "model__init_from": str(init_from),
                                              "data__train": [str(self.BASE / "tokens")], **changes})
         self.train(1, deck)
         return self.loss_of(deck)

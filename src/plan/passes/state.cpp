@@ -167,6 +167,16 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   }
 }
 
+/// How a unit is kept is possible.
+void check_storage(const PlanInputs& in, const model::UnitDesc& unit) {
+  TESSERA_CHECK(!unit.traits.trained || !unit.traits.stored,
+                "{} is trained, but kept in another type than it is used in", unit.name);
+  const auto& codes = in.stored(unit).codes;
+  TESSERA_CHECK(
+      !codes || (unit.traits.block == codes->block && in.offload.parameters != Location::disk),
+      "{} is kept as codes, but not in blocks of them, or on disks", unit.name);
+}
+
 /// Says which units' optimizer state is offloaded: the last ones, which have longest until forward
 /// wants what their updates make, until they are the share that is asked for (Twin-Flow of
 /// DeepSpeed's ZeRO-Offload++, 2023).
@@ -199,12 +209,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
                                       }),
                   "no channel for gradients that are summed over the group {}",
                   enum_word(unit.traits.shared_by));
-    TESSERA_CHECK(!unit.traits.trained || !unit.traits.stored,
-                  "{} is trained, but kept in another type than it is used in", unit.name);
-    const auto& codes = in.stored(unit).codes;
-    TESSERA_CHECK(
-        !codes || (unit.traits.block == codes->block && in.offload.parameters != Location::disk),
-        "{} is kept as codes, but not in blocks of them, or on disks", unit.name);
+    check_storage(in, unit);
     s.held = true;
     s.trained = unit.traits.trained;
     s.layout = unit_layout(in, unit, plan.place);
@@ -222,7 +227,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
         .factors = s.trained && in.optimizer.momentum && in.optimizer.momentum->factors.has_value(),
         .parts = s.layout.padded / s.layout.shard,
         .shard = s.layout.shard,
-        .codes = codes};
+        .codes = in.stored(unit).codes};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
   }

@@ -75,17 +75,22 @@ Range GatherCheck::chunk_of_own_shard(const Op& op, const View& v) const {
   return {bytes.begin / size, bytes.end / size};
 }
 
-/// Whether these are the codes that a unit's parameters are kept as, where they live: those of the
-/// own shard or, on a rank that has them, of all.
-bool GatherCheck::kept_codes(const Op& op, const View& v, bool of_all) const {
+/// The shards of a unit that is kept as codes, where these are codes of some and lie where they
+/// live.
+std::optional<GatherCheck::Shards> GatherCheck::kept_codes(const Op& op, const View& v) const {
   const UnitShare& share = at(plan_.shares, op.unit);
-  if (!share.codes) return false;
+  if (!share.codes) return std::nullopt;
   const BufferUse home = homes_.home_of(v);
   const Buffer& buffer = plan_.buffer(home.buffer);
   const std::int64_t slot = share.codes->bytes(share.shard),
-                     own = buffer.bytes > slot ? plan_.rank_in(op.group) * slot : 0;
-  return buffer.purpose == BufferPurpose::parameters && buffer.persistent &&
-         home.bytes == (of_all ? Range{0, share.parts * slot} : Range{own, own + slot});
+                     first = buffer.bytes > slot ? 0 : plan_.rank_in(op.group);
+  if (buffer.purpose != BufferPurpose::parameters || !buffer.persistent ||
+      home.bytes.begin % slot != 0 || home.bytes.end % slot != 0)
+    return std::nullopt;
+  Shards kept{.format = share.codes, .chunk = {0, share.shard}, .owners = {}};
+  for (std::int64_t at = home.bytes.begin; at < home.bytes.end; at += slot)
+    kept.owners.push_back(first + at / slot);
+  return kept;
 }
 
 void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
@@ -98,10 +103,10 @@ void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
   if (const Shards* held = taken(op, gather.shard); held != nullptr) {
     shards = *held;
   } else if (codes) {
-    if (!kept_codes(op, gather.shard, false))
+    const auto kept = kept_codes(op, gather.shard);
+    if (!kept || kept->owners != shards.owners)
       reject(plan_, at_, "takes blocks of parameters that are not there");
-    shards.format = at(plan_.shares, op.unit).codes;
-    shards.chunk = {0, at(plan_.shares, op.unit).shard};
+    shards = *kept;
   } else if (op.kind != OpKind::gather_gradients) {
     shards.chunk = chunk_of_own_shard(op, gather.shard);
     if (shards.chunk != Range{0, at(plan_.shares, op.unit).shard})
@@ -131,20 +136,15 @@ void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
 /// The chunk's codes of all ranks become elements of the whole. What this rank sends of momentum it
 /// decodes too.
 void GatherCheck::arrive(const Op& op, const kernels::SumQuantized& all) {
-  const std::int64_t n = at(plan_.shares, op.unit).shard;
   const Shards* shards = taken(op, all.code);
-  Shards kept;
-  if (shards == nullptr && kept_codes(op, all.code, true)) {
-    kept.format = at(plan_.shares, op.unit).codes;
-    kept.chunk = {0, n};
-    for (std::int64_t r = 0; r < plan_.group(op.group).size; ++r) kept.owners.push_back(r);
-    shards = &kept;
-  }
+  const auto kept = shards == nullptr ? kept_codes(op, all.code) : std::nullopt;
+  if (kept) shards = &*kept;
   if (op.kind == OpKind::momentum && shards != nullptr && shards->format == all.format &&
       shards->owners == std::vector{plan_.rank_in(op.group)})
     return;
   if (shards == nullptr || shards->format != all.format || !whole(op, *shards))
     reject(plan_, at_, "takes blocks of parameters that are not there");
+  const std::int64_t n = at(plan_.shares, op.unit).shard;
   if (all.write != kernels::Write::overwrite ||
       chunk_of(plan_, at_, all.out, std::ssize(shards->owners), n) != shards->chunk)
     reject(plan_, at_, "puts parameters where others belong");

@@ -35,7 +35,7 @@ class GatherCheck {
   void check_arrived(const Op& op) const;
   void forget_written(const Op& op);
   Range chunk_of_own_shard(const Op& op, const View& v) const;
-  bool kept_codes(const Op& op, const View& v, bool of_all) const;
+  std::optional<Shards> kept_codes(const Op& op, const View& v) const;
   void follow(const Op& op, const comm::AllGather& gather);
   void arrive(const Op& op, const kernels::SumQuantized& all);
   bool whole(const Op& op, const Shards& shards) const;

@@ -116,9 +116,8 @@ ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, c
   std::tie(layout_, states_) = state_layout(inputs, place);
   saved_ = saved_pieces();
   for (const model::UnitDesc& unit : inputs.model.units) {
-    for (const model::ParamDesc& p : unit.params) {
-      if (inputs.stored(unit).codes) code_errors_.push_back({p.name});
-    }
+    if (!inputs.stored(unit).codes || unit.tile.index > 0) continue;
+    for (const model::ParamDesc& p : unit.params) code_errors_.push_back({p.name});
   }
 }
 
@@ -149,14 +148,13 @@ void for_pieces(const MatrixRange& part, F&& f) {
 
 std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.shape[0]; }
 
-View f32_view(std::vector<float>& values) {
+View f32_view(std::span<float> values) {
   return {reinterpret_cast<std::byte*>(values.data()), DType::f32, {std::ssize(values)}};
 }
 
 }  // namespace
 
-void ModelState::each_of_codes(std::size_t unit, const HeldPart& f,
-                               const std::function<void()>& arrive) {
+void ModelState::each_of_codes(std::size_t unit, const HeldPart& f, const Encodes& encodes) {
   const auto& s = states_[unit];
   const Range elements = s.kept[plan::kMasterRow].elements;
   std::vector<float> values(static_cast<std::size_t>(elements.count()));
@@ -165,8 +163,7 @@ void ModelState::each_of_codes(std::size_t unit, const HeldPart& f,
     f(inputs_.model.units[unit].params[slice.parameter], slice.part,
       {all.range(slice.flat - elements.begin, slice.part.elements())});
   }
-  arrive();
-  encode(unit, values);
+  encodes(unit, values);
 }
 
 void ModelState::encode(std::size_t unit, std::span<const float> values) {
@@ -181,44 +178,56 @@ void ModelState::encode(std::size_t unit, std::span<const float> values) {
       kernels::encode_slot(*s.codes, values.subspan(at, shard), out.data());
     });
   }
-  std::vector<float> decoded;
-  for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, kept.elements)) {
-    const Range flat{slice.flat, slice.flat + slice.part.elements()};
-    decode(s, real(kept.live), kept.elements.begin, flat, decoded);
-    const std::string& name = inputs_.model.units[unit].params[slice.parameter].name;
-    CodeError& error = *std::ranges::find(code_errors_, name, &CodeError::parameter);
-    for (std::size_t i = 0; i < decoded.size(); ++i) {
-      const double x = values[static_cast<std::size_t>(flat.begin - kept.elements.begin) + i];
-      error.lost += (x - decoded[i]) * (x - decoded[i]);
-      error.all += x * x;
-    }
+}
+
+void ModelState::add_errors(std::size_t unit, std::span<const float> values) {
+  const auto& s = states_[unit];
+  const model::UnitDesc& desc = inputs_.model.units[unit];
+  const auto& kept = s.kept[plan::kMasterRow];
+  const auto of_unit =
+      std::ranges::find(code_errors_, desc.params.front().name, &CodeError::parameter);
+  for (const auto& slice : zero::slices_in(desc, s.layout, kept.elements)) {
+    CodeError& error = of_unit[static_cast<std::ptrdiff_t>(slice.parameter)];
+    decode(s, real(kept.live), kept.elements.begin,
+           {slice.flat, slice.flat + slice.part.elements()},
+           [&](std::int64_t at, std::span<const float> decoded) {
+             const auto before =
+                 values.subspan(static_cast<std::size_t>(at - kept.elements.begin), decoded.size());
+             for (std::size_t i = 0; i < decoded.size(); ++i) {
+               const double x = before[i];
+               error.lost += (x - decoded[i]) * (x - decoded[i]);
+               error.all += x * x;
+             }
+           });
   }
 }
 
+template <typename Take>
 void ModelState::decode(const plan::UnitState& s, const RealView& codes, std::int64_t first,
-                        Range flat, std::vector<float>& out) {
-  out.resize(static_cast<std::size_t>(flat.count()));
+                        Range flat, Take&& take) {
   std::vector<std::byte> copy;
+  std::vector<float> values;
   const std::int64_t shard = s.layout.shard, slot = s.codes->bytes(shard);
   for (std::int64_t at = flat.begin; at < flat.end;) {
     const std::int64_t number = (at - first) / shard, begin = first + number * shard,
                        end = std::min(flat.end, begin + shard);
     const RealView own = codes.range(number * slot, slot);
-    kernels::decode_slot(*s.codes, own.tier->host_bytes(own.view.data, slot, copy).data(), shard,
-                         at - begin,
-                         std::span(out).subspan(static_cast<std::size_t>(at - flat.begin),
-                                                static_cast<std::size_t>(end - at)));
-    at = end;
+    const auto bytes = own.tier->host_bytes(own.view.data, slot, copy);
+    for (; at < end; at += std::ssize(values)) {
+      values.resize(static_cast<std::size_t>(std::min(kPiece, end - at)));
+      kernels::decode_slot(*s.codes, bytes.data(), shard, at - begin, values);
+      take(at, std::span(values));
+    }
   }
 }
 
 void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f,
-                           const std::function<void()>& arrive) {
+                           const Encodes& encodes) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
     if (s.codes) {
-      if (rows.front() == plan::kMasterRow) each_of_codes(u, f, arrive);
+      if (rows.front() == plan::kMasterRow) each_of_codes(u, f, encodes);
       continue;
     }
     std::vector<RealView> views;
@@ -288,8 +297,8 @@ std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::siz
                                                         const BlockSource& source) {
   std::optional<NonFiniteElement> bad;
   std::vector<float> values;
-  each_held(rows, [&](const model::ParamDesc& p, const MatrixRange& part,
-                      const std::vector<RealView>& targets) {
+  const auto fill = [&](const model::ParamDesc& p, const MatrixRange& part,
+                        const std::vector<RealView>& targets) {
     for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
       values.resize(static_cast<std::size_t>(piece.elements()));
       try {
@@ -301,6 +310,10 @@ std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::siz
       if (!bad) bad = find_non_finite(values, targets, p, part, at);
       put(values, targets, at);
     });
+  };
+  each_held(rows, fill, [&](std::size_t unit, std::span<const float> all) {
+    encode(unit, all);
+    add_errors(unit, all);
   });
   return bad;
 }
@@ -420,7 +433,10 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                         }});
     };
     // Of units that are kept as codes only one is in memory as elements.
-    each_held({&row, 1}, want, [&] { read_part(checkpoint, wanted, progress); });
+    each_held({&row, 1}, want, [&](std::size_t unit, std::span<const float> values) {
+      read_part(checkpoint, wanted, progress);
+      encode(unit, values);
+    });
   }
   checkpoint.read(wanted, progress);
   divide_errors();
@@ -643,13 +659,11 @@ void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, Fro
   const auto& s = states_[unit];
   const auto& kept = s.kept[row];
   const RealView codes = real(from == From::live ? kept.live : kept.snapshot);
-  const std::int64_t first = from == From::live ? kept.elements.begin : s.slice.begin,
-                     n = piece.box.elements();
-  std::vector<float> values;
-  for (std::int64_t at = 0; at < n; at += kPiece) {
-    decode(s, codes, first, {flat + at, flat + std::min(at + kPiece, n)}, values);
-    save(writer, index, saved_[index], {f32_view(values), &host_}, at);
-  }
+  const std::int64_t first = from == From::live ? kept.elements.begin : s.slice.begin;
+  decode(s, codes, first, {flat, flat + piece.box.elements()},
+         [&](std::int64_t at, std::span<float> values) {
+           save(writer, index, saved_[index], {f32_view(values), &host_}, at - saved_[index].flat);
+         });
 }
 
 void ModelState::save(io::CheckpointWriter& writer, From from) const {

@@ -161,16 +161,19 @@ class ModelState {
   /// if the rank keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<RealView> targets)>;
-  /// Of a unit that is kept as codes, `f` is told of elements in their place, which become codes
-  /// after `arrive`, when they have to be there.
-  void each_held(
-      std::span<const std::size_t> rows, const HeldPart& f,
-      const std::function<void()>& arrive = [] {});
-  void each_of_codes(std::size_t unit, const HeldPart& f, const std::function<void()>& arrive);
+  /// Of a unit that is kept as codes, `f` is told of elements in their place, and then `encodes`
+  /// has to make codes of all of them.
+  using Encodes = std::function<void(std::size_t unit, std::span<const float> values)>;
+  void each_held(std::span<const std::size_t> rows, const HeldPart& f, const Encodes& encodes);
+  void each_of_codes(std::size_t unit, const HeldPart& f, const Encodes& encodes);
   void encode(std::size_t unit, std::span<const float> values);
-  /// Elements `flat` of a unit, of whose codes these are all from element `first` on.
+  /// Adds what these values have lost as they became codes.
+  void add_errors(std::size_t unit, std::span<const float> values);
+  /// take(element, values) for elements `flat` of a unit, piece by piece; of its codes these are
+  /// all from element `first` on.
+  template <typename Take>
   static void decode(const plan::UnitState& unit, const RealView& codes, std::int64_t first,
-                     Range flat, std::vector<float>& out);
+                     Range flat, Take&& take);
   /// Writes a piece of a unit that is kept as codes.
   void save_codes(io::CheckpointWriter& writer, std::size_t index, From from) const;
   /// Adds what a rank updates of some elements of a unit to the hash of a copy: the parameters that
