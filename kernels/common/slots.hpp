@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 
+#include "core/math.hpp"
 #include "kernels/common/quantize.hpp"
 
 namespace tessera::kernels {
@@ -37,37 +37,64 @@ void encode_block(std::span<const float> values, std::byte* codes, std::byte* sc
   }
 }
 
-/// The slot of these elements, format.bytes(their number) bytes, as kernels::Quantize makes it.
-inline void encode_slot(const BlockFormat& format, std::span<const float> values, std::byte* slot) {
-  const SlotLayout layout = slot_layout(format, std::ssize(values));
-  std::memset(slot, 0, static_cast<std::size_t>(layout.bytes));
+/// The bytes of a slot that some of its elements are in: the codes of whole blocks, and their
+/// scales.
+struct SlotBytes {
+  Range codes, scales;
+};
+/// Of elements [elements) of a slot of n, and what is with them in a block; with the slot's end,
+/// also what fills it up.
+inline SlotBytes slot_bytes(const BlockFormat& format, std::int64_t n, Range elements) {
+  const bool last = elements.end == n;
+  const Range blocks{elements.begin / format.block, ceil_div(elements.end, format.block)};
+  const std::int64_t scales = format.scales_at(n), each = format.scale_bytes();
+  return {.codes = {blocks.begin * format.block * format.bits() / 8,
+                    last ? scales : blocks.end * format.block * format.bits() / 8},
+          .scales = {scales + blocks.begin * each,
+                     last ? format.bytes(n) : scales + blocks.end * each}};
+}
+
+/// Codes and scales of whole blocks, as kernels::Quantize makes them. The bytes are slot_bytes().
+inline void encode_blocks(const BlockFormat& format, std::span<const float> values,
+                          std::span<std::byte> codes, std::span<std::byte> scales) {
+  std::ranges::fill(codes, std::byte{0});
+  std::ranges::fill(scales, std::byte{0});
+  const auto block = static_cast<std::size_t>(format.block);
   with_integer_bits(format, [&]<int kBits>() {
-    for (std::int64_t b = 0; b < layout.blocks; ++b) {
-      const std::int64_t first = b * layout.block,
-                         n = std::min(layout.block, layout.elements - first);
-      encode_block<kBits>(
-          values.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
-          slot + first * kBits / 8, slot + scale_at<kBits>(layout, b));
+    std::byte* scale = scales.data();
+    for (std::size_t first = 0; first < values.size();
+         first += block, scale += sizeof(StoredScale<kBits>)) {
+      encode_block<kBits>(values.subspan(first, std::min(block, values.size() - first)),
+                          codes.data() + first * kBits / 8, scale);
     }
   });
 }
 
-/// Elements first .. first + out.size() of a slot of n, as kernels::SumQuantized makes them.
-inline void decode_slot(const BlockFormat& format, const std::byte* slot, std::int64_t n,
-                        std::int64_t first, std::span<float> out) {
-  const SlotLayout layout = slot_layout(format, n);
-  TESSERA_CHECK(first >= 0 && first + std::ssize(out) <= n, "elements {} .. {} of a slot of {}",
-                first, first + std::ssize(out), n);
+template <int kBits>
+void decode_block(const std::byte* codes, float scale, std::size_t first, std::span<float> out) {
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    const std::size_t i = first + k;
+    const auto byte = static_cast<std::uint8_t>(codes[i * kBits / 8]);
+    const int shift = kBits == 8 ? 0 : static_cast<int>(i % 2 * 4);
+    // The code's bits at the top of a byte, and back with its sign.
+    const auto top =
+        static_cast<std::int8_t>(static_cast<std::uint8_t>(byte >> shift) << (8 - kBits));
+    out[k] = static_cast<float>(top >> (8 - kBits)) * scale;
+  }
+}
+
+/// Elements from `first` of these blocks on, as kernels::SumQuantized makes them.
+inline void decode_blocks(const BlockFormat& format, const std::byte* codes,
+                          const std::byte* scales, std::int64_t first, std::span<float> out) {
   with_integer_bits(format, [&]<int kBits>() {
-    for (std::size_t k = 0; k < out.size(); ++k) {
-      const std::int64_t i = first + static_cast<std::int64_t>(k);
-      const auto byte = static_cast<std::uint8_t>(slot[i * kBits / 8]);
-      const int shift = kBits == 8 ? 0 : static_cast<int>(i % 2 * 4);
-      // The code's bits at the top of a byte, and back with its sign.
-      const auto top =
-          static_cast<std::int8_t>(static_cast<std::uint8_t>(byte >> shift) << (8 - kBits));
-      out[k] = static_cast<float>(top >> (8 - kBits)) *
-               load_scale<kBits>(slot + scale_at<kBits>(layout, i / layout.block));
+    while (!out.empty()) {
+      const std::int64_t block = first / format.block, in_block = first % format.block;
+      const auto n = std::min(out.size(), static_cast<std::size_t>(format.block - in_block));
+      decode_block<kBits>(
+          codes + block * format.block * kBits / 8,
+          load_scale<kBits>(scales + block * static_cast<std::int64_t>(sizeof(StoredScale<kBits>))),
+          static_cast<std::size_t>(in_block), out.first(n));
+      first += static_cast<std::int64_t>(n), out = out.subspan(n);
     }
   });
 }

@@ -79,8 +79,10 @@ References open_references(const deck::Deck& deck, const io::TokenCorpus& corpus
 std::uint64_t hash_reference_model(const deck::Deck& deck) {
   Hasher hash;
   hash.add(io::hash_model(*deck.model.init_from));
+  const bool codes = deck.model.frozen.type != deck::FrozenType::none;
   for (const deck::SchemaRow& row : deck::schema_rows()) {
-    if (row.name == "model.context" || row.name.starts_with("model.rope_"))
+    const bool of_codes = row.name == "frozen.type" || row.name == "frozen.block";
+    if (row.name == "model.context" || row.name.starts_with("model.rope_") || (codes && of_codes))
       hash.add(row.name).add(std::string_view(deck::value_text(row.field.get(deck))));
   }
   return hash.value();
@@ -94,7 +96,7 @@ void check_reference_model(const deck::LoadedDeck& loaded) {
     return;
   throw DataError(fmt::format(
       "{}: task.reference: {} is of another model than model.init_from = {} is now, or of other "
-      "positions (model.context, rope_*) in it: {}",
+      "positions (model.context, rope_*) in it or codes of it (frozen.type, block): {}",
       loaded.where("task.reference"), *deck.task.reference, *deck.model.init_from, kRemedy));
 }
 

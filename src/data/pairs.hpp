@@ -35,8 +35,8 @@ void check_pairs(const deck::Deck& deck, const io::TokenCorpus& corpus, const st
 References open_references(const deck::Deck& deck, const io::TokenCorpus& corpus);
 
 /// A hash of the model that a run begins with: of all that model.init_from has of it
-/// (io::hash_model), and of where the deck has its tokens, which may be elsewhere than where that
-/// says. Reads all of the model's bytes.
+/// (io::hash_model), of where the deck has its tokens, which may be elsewhere than where that says,
+/// and of the codes that its matrices become, if they do. Reads all of the model's bytes.
 std::uint64_t hash_reference_model(const deck::Deck& deck);
 
 /// Refuses, with a DataError, a file that was made with another such model.

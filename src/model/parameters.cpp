@@ -420,20 +420,27 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
       return unit.kind == head_dense || unit.kind == head || unit.kind == head_bias;
     });
   }
-  std::int64_t n = 0, frozen = 0, layer = 0;
+  // Backward ends at the lowest layer that is trained.
+  const auto lowest =
+      std::ranges::find(units, true, [](const UnitDesc& u) { return u.traits.trained; });
+  bool below = lowest != units.begin();
+  double products = 0, keys = 0;
+  std::int64_t layer = 0;
   for (const UnitDesc& unit : units) {
+    below = below && (lowest == units.end() || unit.layer != lowest->layer);
+    const bool of_head = unit.kind == UnitKind::vocabulary && c.tied_embeddings;
     std::int64_t met = parameter_count(std::span(&unit, 1));
     // Look-ups; of a tied matrix the head's products stay.
     if (unit.kind == UnitKind::positions) met = 0;
     if (unit.kind == UnitKind::vocabulary && !c.tied_embeddings) met = 0;
-    if (unit.kind == UnitKind::block) met -= c.idle_parameters(layer++);
-    n += met;
-    frozen += unit.traits.trained ? 0 : met;
+    if (unit.kind == UnitKind::block) {
+      keys += (below ? 4.0 : 12.0) * c.keys_seen(layer, sequence);
+      met -= c.idle_parameters(layer++);
+    }
+    const double each = unit.traits.trained ? 6 : below && !of_head ? 2 : 4;
+    products += each * static_cast<double>(met);
   }
-  double keys = 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) keys += c.keys_seen(i, sequence);
-  return 6.0 * static_cast<double>(n) - 2.0 * static_cast<double>(frozen) +
-         12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
+  return products + static_cast<double>(c.heads * c.head_dim) * keys;
 }
 
 }  // namespace tessera::model

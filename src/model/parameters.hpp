@@ -187,7 +187,8 @@ std::int64_t trained_count(std::span<const UnitDesc> units);
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
 /// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
 /// outputs are pooled, but no embedding look-ups and no experts that a token does not meet), as
-/// published MFU figures count. What is frozen has no gradients: 4 N of it.
+/// published MFU figures count. What is frozen has no gradients: 4 N of it, and below the lowest
+/// layer that is trained forward alone: 2 N, and a third of attention.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

@@ -5,6 +5,8 @@
 #include "core/pattern.hpp"
 #include "core/terminal.hpp"
 #include "deck/problems.hpp"
+#include "deck/schema.hpp"
+#include "deck/value.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::setup {
@@ -76,7 +78,11 @@ void check_frozen_layers(const deck::LoadedDeck& loaded) {
   check_patterns(loaded, kKey, patterns, names,
                  "layer, which are " + names_of_any_layer(names) + ",", problems);
   if (model::trained_count(units) == 0)
-    problems.add(loaded.place(kKey), kKey, "frozen.layers leaves nothing that is trained");
+    problems.add(loaded.place(kKey), kKey,
+                 fmt::format("frozen.layers = {} leaves nothing that is trained: leave some of {} "
+                             "out",
+                             deck::value_text(deck::find_row(kKey)->field.get(loaded.deck)),
+                             names_of_any_layer(names)));
   problems.throw_if_any();
 }
 

@@ -12,7 +12,6 @@ void check_adapter_targets(const deck::LoadedDeck& loaded);
 /// Throws DeckError for a pattern of frozen.layers that no layer matches, or if nothing is left to
 /// train.
 void check_frozen_layers(const deck::LoadedDeck& loaded);
-
 /// How many parameters are trained and how many frozen, for people; empty where all are trained.
 std::string adapter_text(const deck::Deck& deck);
 

@@ -119,9 +119,9 @@ std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::i
 void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   deck::check_ranks(loaded, ranks);
   check_products(loaded);
-  check_groups(loaded);
   check_adapter_targets(loaded);
   check_frozen_layers(loaded);
+  check_groups(loaded);  // of what these leave
 }
 
 }  // namespace tessera::setup

@@ -61,7 +61,11 @@ TrainedEngine::TrainedEngine(const deck::LoadedDeck& loaded, const Job& job,
                fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why));
       });
   control_.together([&] { check_start(loaded, start, weights, engine_.threads()); });
-  if (!start) {
+  if (start) {
+    check_same_codes(loaded, *start, control_, engine_.state());
+    if (const auto note = code_errors_note(deck_.model.frozen, control_, engine_.state()))
+      remark(control_, *note);
+  } else {
     for (const auto& note : set_initial_state(deck_, control_, engine_.state()))
       remark(control_, note);
   }

@@ -91,11 +91,14 @@ void Trainer::start_or_resume() {
     return;
   }
   control.together([&] { check_same_threads(run_.loaded, *from, engine.threads()); });
+  check_same_codes(run_.loaded, *from, control, engine.state());
   check_data(*from);
   const bool own = from->path.parent_path() == checkpoints;
   guards_->begin(&*from, own);
   run_.course.set_length();
   report_.resume(*from, own, control.max(io::io_bytes().read - read_before));
+  if (const auto note = code_errors_note(run_.deck.model.frozen, control, engine.state()))
+    run_.log.say(*note);
   source_ = source_of(*from);
   if (!source_.empty()) say_source("began as");
   if (own) saves_->set_saved_step(run_.course.progress.step);

@@ -4,12 +4,13 @@ stays as it is, and what is refused."""
 import json
 import re
 import shutil
+import struct
 import unittest
 
 import h5py
 
 from small_models import LAYOUTS, SmallModels
-from tessera import SOURCE, change
+from tessera import SOURCE, change, write_tokens
 
 import adapter_models
 import expert_models
@@ -150,6 +151,61 @@ class Codes(AdapterTest):
             self.assertTrue(0.06 < share < 0.12 and layer < 2, lost)
 
 
+    def test_blocks_that_another_layout_has_of_other_elements(self):
+        """Keys and values are whole beside more tensor ranks than kv heads, and 40 columns are no
+        two blocks of 32."""
+        coded = {"frozen__type": "int4", "frozen__block": 32, "checkpoint__every": 2,
+                 "run__steps": 2, "data__validation": [str(self.corpus)]}
+        deck = self.deck_of("run", "llama", **coded, parallel__tensor=2)
+        self.train(2, deck)
+        for verb in ("train", "evaluate"):
+            job = self.run_job(1, verb, deck, "--set", "parallel.tensor=1", "--set", "run.steps=4")
+            self.assertEqual(job.code, 2, job.output)
+            text = " ".join(job.output.split())
+            self.assertIn("was made on another layout, where blocks of 32 were of other elements", text)
+            self.assertIn("(parallel.tensor = 2, parallel.experts = 1, zero.tiles = 1)", text)
+        job = self.run_job(1, "evaluate", self.dir / "run", "--set", "parallel.tensor=1", "--set",
+                           "frozen.type=none", "--set", "frozen.block=64")
+        self.assertEqual(job.code, 0, job.output)
+        self.train(2, deck, "run.steps=4")
+        # A model that was imported has no codes yet.
+        run = self.dir / "imported"
+        job = self.run_job(0, "import", SOURCE / "tests/data/hf/gpt2", "--to", run)
+        self.assertEqual(job.code, 0, job.output)
+        write_tokens(self.dir / "few", vocab=11)
+        text = (run / "deck.toml").read_text().replace('# train = ["PREFIX"]',
+                                                       f'train = ["{self.dir / "few"}"]')
+        (run / "deck.toml").write_text(text + '[frozen]\ntype = "int8"\nlayers = ["block.0"]\n')
+        job = self.run_job(1, "train", run / "deck.toml", "--set", "run.steps=1")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn("note: int8 in blocks of 64 loses", job.output)
+
+    def test_options_leave_out_what_codes_cannot_have(self):
+        deck = self.deck_of("run", "gpt2", frozen__type="int4", frozen__block=32)
+        job = self.run_job(0, "check", deck, "--ranks", 2, "--options")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn("parameters are not on disks: frozen.type keeps some as codes", job.output)
+        self.assertEqual(len(re.findall(r"^[0-3]  ", job.output, re.M)), 20)
+
+    def test_numbers_that_the_compute_type_does_not_have(self):
+        """Are found in what becomes codes too."""
+        base = self.dir / "base"
+        self.train(1, self.deck_of("plain", "gpt2", run__steps=1, adapter__kind="none",
+                                   adapter__rank=None, adapter__alpha=None))
+        self.run_job(0, "export", self.dir / "plain", "--to", base)
+        path = base / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        at = begin + json.loads(data[8:begin])["transformer.h.1.mlp.c_fc.weight"]["data_offsets"][0]
+        data[at:at + 4] = struct.pack("<f", 1e5)
+        path.write_bytes(data)
+        deck = self.deck_of("run", "gpt2", frozen__type="int8", precision__compute="f16",
+                            model__init_from=str(base), **OF_DIRECTORY)
+        job = self.run_job(2, "train", deck)
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("transformer.h.1.mlp.c_fc.weight", job.output)
+
+
 class FrozenLayers(AdapterTest):
     def layers(self, name, model, **changes):
         deck = adapter_models.deck(model, self.corpus)
@@ -197,6 +253,11 @@ class FrozenLayers(AdapterTest):
                              ("leaves nothing that is trained", ["*"])):
             job = self.run_job(0, "check", self.layers("refused", "gpt2", frozen__layers=layers),
                                "--ranks", 1)
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(text, job.output)
+            # Whatever else there is.
+            job = self.run_job(0, "check", self.dir / "refused.toml", "--ranks", 1, "--set",
+                               'optimizer.groups=[{match="block.*", lr_factor=0.5}]')
             self.assertEqual(job.code, 2, job.output)
             self.assertIn(text, job.output)
         job = self.run_job(0, "check", self.deck_of("both", "gpt2", frozen__layers=["block.0"]),

@@ -319,6 +319,11 @@ class Refused(PreferenceTest):
         job = self.run_job(1, "evaluate", deck, "--reference", *told)
         self.assertEqual(job.code, 0, job.output)
         self.train(1, deck, told[1])
+        # Nor is it that of what its matrices become as codes.
+        job = self.run_job(1, "train", deck, *told, "--set", 'frozen.layers=["block.0"]', "--set",
+                           "frozen.type=int4")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("or codes of it (frozen.type, block)", " ".join(job.output.split()))
 
     def test_references_without_the_validation_data(self):
         """Are refused at the start, not at the first evaluation."""

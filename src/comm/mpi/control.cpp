@@ -83,6 +83,12 @@ double Control::sum(double value) const {
   return all_reduce(value, MPI_DOUBLE, MPI_SUM, communicator_->handle);
 }
 
+void Control::sum(std::span<double> values) const {
+  const Waiting waiting(*this);
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE,
+                        MPI_SUM, communicator_->handle));
+}
+
 void Control::must_agree(std::uint64_t value, const std::string& otherwise) const {
   const auto bits = static_cast<std::int64_t>(value);
   if (min(bits) == max(bits)) return;

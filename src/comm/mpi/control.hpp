@@ -32,6 +32,8 @@ class Control {
   /// Each becomes the greatest of all ranks'.
   void max(std::span<std::uint64_t> values) const;
   double sum(double value) const;
+  /// Each becomes the sum of all ranks'.
+  void sum(std::span<double> values) const;
   /// Throws CommError with this message, on every rank, unless all have the same value.
   void must_agree(std::uint64_t value, const std::string& otherwise) const;
   /// Rank `root`'s text on every rank.

@@ -18,6 +18,7 @@ namespace tessera::train {
 namespace {
 
 constexpr std::int64_t kPiece = 1 << 20;  // elements that are read before they are converted
+constexpr std::int64_t kCoded = 1 << 24;  // and at most before they become codes
 
 template <typename T>
 void convert_to(std::span<const float> in, std::byte* out) {
@@ -154,80 +155,100 @@ View f32_view(std::span<float> values) {
 
 }  // namespace
 
-void ModelState::each_of_codes(std::size_t unit, const HeldPart& f, const Encodes& encodes) {
+void ModelState::each_of_codes(std::size_t unit, const HeldPart& f,
+                               const std::function<void()>& filled) {
   const auto& s = states_[unit];
   const Range elements = s.kept[plan::kMasterRow].elements;
-  std::vector<float> values(static_cast<std::size_t>(elements.count()));
-  const RealView all{f32_view(values), &host_};
-  for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, elements)) {
-    f(inputs_.model.units[unit].params[slice.parameter], slice.part,
-      {all.range(slice.flat - elements.begin, slice.part.elements())});
+  const std::int64_t run = kCoded / s.codes->block * s.codes->block;
+  std::vector<float> values;
+  for (std::int64_t slot = elements.begin; slot < elements.end; slot += s.layout.shard) {
+    for (std::int64_t at = slot, end = slot + s.layout.shard; at < end; at += run) {
+      const Range some{at, std::min(at + run, end)};
+      values.assign(static_cast<std::size_t>(some.count()), 0);
+      const RealView all{f32_view(values), &host_};
+      for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, some)) {
+        f(inputs_.model.units[unit].params[slice.parameter], slice.part,
+          {all.range(slice.flat - some.begin, slice.part.elements())});
+      }
+      filled();
+      encode(unit, at, values);
+    }
   }
-  encodes(unit, values);
 }
 
-void ModelState::encode(std::size_t unit, std::span<const float> values) {
+/// Where elements from `first` on of a unit are in codes of all from element `begin` on: the slot,
+/// and the first of the elements in it.
+struct InSlot {
+  std::int64_t slot, first;
+};
+static InSlot in_slot(const plan::UnitState& s, std::int64_t begin, std::int64_t first) {
+  const std::int64_t number = (first - begin) / s.layout.shard;
+  return {number * s.codes->bytes(s.layout.shard), first - begin - number * s.layout.shard};
+}
+
+void ModelState::encode(std::size_t unit, std::int64_t first, std::span<const float> values) {
   const auto& s = states_[unit];
   const auto& kept = s.kept[plan::kMasterRow];
-  const auto shard = static_cast<std::size_t>(s.layout.shard);
-  for (std::size_t at = 0; at < values.size(); at += shard) {
-    const auto begin = kept.elements.begin + static_cast<std::int64_t>(at);
-    const Range bytes = s.kept_in(kept, {begin, begin + s.layout.shard});
-    const RealView slot = real(kept.live.range(bytes.begin, bytes.count()));
-    slot.tier->fill(slot.view.data, bytes.count(), [&](std::span<std::byte> out) {
-      kernels::encode_slot(*s.codes, values.subspan(at, shard), out.data());
-    });
-  }
+  const InSlot at = in_slot(s, kept.elements.begin, first);
+  const auto bytes =
+      kernels::slot_bytes(*s.codes, s.layout.shard, {at.first, at.first + std::ssize(values)});
+  std::vector<std::byte> codes(static_cast<std::size_t>(bytes.codes.count())),
+      scales(static_cast<std::size_t>(bytes.scales.count()));
+  kernels::encode_blocks(*s.codes, values, codes, scales);
+  const RealView all = real(kept.live);
+  put(codes, all, at.slot + bytes.codes.begin);
+  put(scales, all, at.slot + bytes.scales.begin);
+  std::vector<float> decoded(values.size());
+  kernels::decode_blocks(*s.codes, codes.data(), scales.data(), 0, decoded);
+  add_errors(unit, first, values, decoded);
 }
 
-void ModelState::add_errors(std::size_t unit, std::span<const float> values) {
-  const auto& s = states_[unit];
+void ModelState::add_errors(std::size_t unit, std::int64_t first, std::span<const float> values,
+                            std::span<const float> decoded) {
   const model::UnitDesc& desc = inputs_.model.units[unit];
-  const auto& kept = s.kept[plan::kMasterRow];
   const auto of_unit =
       std::ranges::find(code_errors_, desc.params.front().name, &CodeError::parameter);
-  for (const auto& slice : zero::slices_in(desc, s.layout, kept.elements)) {
+  const Range some{first, first + std::ssize(values)};
+  for (const auto& slice : zero::slices_in(desc, states_[unit].layout, some)) {
     CodeError& error = of_unit[static_cast<std::ptrdiff_t>(slice.parameter)];
-    decode(s, real(kept.live), kept.elements.begin,
-           {slice.flat, slice.flat + slice.part.elements()},
-           [&](std::int64_t at, std::span<const float> decoded) {
-             const auto before =
-                 values.subspan(static_cast<std::size_t>(at - kept.elements.begin), decoded.size());
-             for (std::size_t i = 0; i < decoded.size(); ++i) {
-               const double x = before[i];
-               error.lost += (x - decoded[i]) * (x - decoded[i]);
-               error.all += x * x;
-             }
-           });
+    const auto begin = static_cast<std::size_t>(slice.flat - first),
+               end = begin + static_cast<std::size_t>(slice.part.elements());
+    for (std::size_t i = begin; i < end; ++i) {
+      const double x = values[i];
+      error.lost += (x - decoded[i]) * (x - decoded[i]);
+      error.all += x * x;
+    }
   }
 }
 
 template <typename Take>
 void ModelState::decode(const plan::UnitState& s, const RealView& codes, std::int64_t first,
                         Range flat, Take&& take) {
-  std::vector<std::byte> copy;
+  std::vector<std::byte> copy_of_codes, copy_of_scales;
   std::vector<float> values;
-  const std::int64_t shard = s.layout.shard, slot = s.codes->bytes(shard);
-  for (std::int64_t at = flat.begin; at < flat.end;) {
-    const std::int64_t number = (at - first) / shard, begin = first + number * shard,
-                       end = std::min(flat.end, begin + shard);
-    const RealView own = codes.range(number * slot, slot);
-    const auto bytes = own.tier->host_bytes(own.view.data, slot, copy);
-    for (; at < end; at += std::ssize(values)) {
-      values.resize(static_cast<std::size_t>(std::min(kPiece, end - at)));
-      kernels::decode_slot(*s.codes, bytes.data(), shard, at - begin, values);
-      take(at, std::span(values));
-    }
+  const std::int64_t shard = s.layout.shard;
+  for (std::int64_t at = flat.begin; at < flat.end; at += std::ssize(values)) {
+    const InSlot in = in_slot(s, first, at);
+    const std::int64_t n = std::min({kPiece, flat.end - at, shard - in.first});
+    const auto bytes = kernels::slot_bytes(*s.codes, shard, {in.first, in.first + n});
+    const auto read = [&](Range of, std::vector<std::byte>& copy) {
+      const RealView part = codes.range(in.slot + of.begin, of.count());
+      return part.tier->host_bytes(part.view.data, of.count(), copy).data();
+    };
+    values.resize(static_cast<std::size_t>(n));
+    kernels::decode_blocks(*s.codes, read(bytes.codes, copy_of_codes),
+                           read(bytes.scales, copy_of_scales), in.first % s.codes->block, values);
+    take(at, std::span(values));
   }
 }
 
 void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f,
-                           const Encodes& encodes) {
+                           const std::function<void()>& filled) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
     if (s.codes) {
-      if (rows.front() == plan::kMasterRow) each_of_codes(u, f, encodes);
+      if (rows.front() == plan::kMasterRow) each_of_codes(u, f, filled);
       continue;
     }
     std::vector<RealView> views;
@@ -271,26 +292,23 @@ void ModelState::put_converted(std::span<const std::byte> bytes, DType type, con
   put(converted, target, first);
 }
 
-/// The first of these values, which follow element `first` of a part, that a target's type cannot
-/// hold.
+/// The first of these weights, which follow element `first` of a part, that is not finite in the
+/// type that is computed in, wherever it is rounded to that.
 std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
-                                                            const std::vector<RealView>& targets,
                                                             const model::ParamDesc& p,
                                                             const MatrixRange& part,
-                                                            std::int64_t first) {
-  for (const RealView& target : targets) {
-    const auto at = io::find_non_finite(values, target.view.type);
-    if (!at) continue;
-    const std::int64_t width = part.columns.count(), in_part = first + *at;
-    const std::int64_t element =
-        (part.rows.begin + in_part / width) * columns_of(p) + part.columns.begin + in_part % width;
-    return NonFiniteElement{.parameter = p.name,
-                            .element = element,
-                            .index = io::index_text(p.shape, element),
-                            .value = values[static_cast<std::size_t>(*at)],
-                            .type = target.view.type};
-  }
-  return std::nullopt;
+                                                            std::int64_t first) const {
+  const DType type = inputs_.numerics.compute;
+  const auto at = io::find_non_finite(values, type);
+  if (!at) return std::nullopt;
+  const std::int64_t width = part.columns.count(), in_part = first + *at;
+  const std::int64_t element =
+      (part.rows.begin + in_part / width) * columns_of(p) + part.columns.begin + in_part % width;
+  return NonFiniteElement{.parameter = p.name,
+                          .element = element,
+                          .index = io::index_text(p.shape, element),
+                          .value = values[static_cast<std::size_t>(*at)],
+                          .type = type};
 }
 
 std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::size_t> rows,
@@ -307,14 +325,12 @@ std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::siz
         e.add_context(fmt::format("{} of {}", rows_[rows.front()].name, p.name));
         throw;
       }
-      if (!bad) bad = find_non_finite(values, targets, p, part, at);
+      if (!bad) bad = find_non_finite(values, p, part, at);
       put(values, targets, at);
     });
   };
-  each_held(rows, fill, [&](std::size_t unit, std::span<const float> all) {
-    encode(unit, all);
-    add_errors(unit, all);
-  });
+  for (CodeError& error : code_errors_) error.lost = error.all = 0;
+  each_held(rows, fill, [] {});
   return bad;
 }
 
@@ -353,7 +369,6 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
     }
   };
   forget_update();
-  for (CodeError& error : code_errors_) error.lost = error.all = 0;
   std::vector<std::size_t> weights{plan::kMasterRow};
   for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) {
     set_zero(row);
@@ -372,21 +387,37 @@ static io::Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
 static const io::Shape kOne({1});
 static const io::Box kOneBox({0}, {1});
 
-/// Reads what is wanted, which is not all, and forgets it.
-static void read_part(io::Checkpoint& checkpoint, std::vector<io::Wanted>& wanted,
-                      const io::ReadProgress& progress) {
-  const std::int64_t before = checkpoint.bytes_read();
-  checkpoint.read(wanted, [&](std::int64_t done, std::int64_t) {
-    if (progress) progress(before + done, 0);
-  });
-  wanted.clear();
-}
+namespace {
+
+/// Reads what is wanted, and forgets it. How much it will be in all is known only where it is
+/// wanted at once.
+struct WantedReader {
+  io::Checkpoint& checkpoint;
+  const io::ReadProgress& progress;
+  bool at_once;
+  std::int64_t before = 0;
+
+  void operator()(std::vector<io::Wanted>& wanted) {
+    std::int64_t bytes = 0;
+    checkpoint.read(wanted, [&](std::int64_t done, std::int64_t total) {
+      bytes = done;
+      if (progress) progress(before + done, at_once ? total : 0);
+    });
+    before += bytes;
+    wanted.clear();
+  }
+};
+
+}  // namespace
 
 std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                                                  const io::ReadProgress& progress) {
   forget_update();
+  for (CodeError& error : code_errors_) error.lost = error.all = 0;
   std::optional<NonFiniteElement> bad;
   std::vector<io::Wanted> wanted;
+  WantedReader read_wanted{checkpoint, progress, code_errors_.empty()};
+  const auto read = [&] { read_wanted(wanted); };
   // A model that no step was applied to may have its weights alone; and what is kept may change.
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
@@ -424,21 +455,17 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
         return;
       }
       wanted.push_back({p.name, from, box_of(p, part), kept.type,
-                        [&bad, &p, part, targets = std::move(targets)](
+                        [this, &bad, &p, part, targets = std::move(targets)](
                             std::int64_t first, std::span<const std::byte> bytes) {
                           const std::span values(reinterpret_cast<const float*>(bytes.data()),
                                                  bytes.size() / sizeof(float));
-                          if (!bad) bad = find_non_finite(values, targets, p, part, first);
+                          if (!bad) bad = find_non_finite(values, p, part, first);
                           put(values, targets, first);
                         }});
     };
-    // Of units that are kept as codes only one is in memory as elements.
-    each_held({&row, 1}, want, [&](std::size_t unit, std::span<const float> values) {
-      read_part(checkpoint, wanted, progress);
-      encode(unit, values);
-    });
+    each_held({&row, 1}, want, read);
   }
-  checkpoint.read(wanted, progress);
+  read();
   divide_errors();
   return bad;
 }

@@ -63,8 +63,9 @@ class ModelState {
   /// Sets the weights from `source`, the optimizer's state to zero or as it begins. Returns a
   /// weight that is not finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
-  /// What weights have lost as they became codes: sums over those of this rank of squares, of the
-  /// differences and of the weights. On every rank the same parameters, which are kept so.
+  /// What weights have lost as they became codes the last time: sums over those of this rank of
+  /// squares, of the differences and of the weights. On every rank the same parameters, which are
+  /// kept so.
   struct CodeError {
     std::string parameter;
     double lost = 0, all = 0;
@@ -137,11 +138,10 @@ class ModelState {
   /// Of values of this type, in the target's.
   static void put_converted(std::span<const std::byte> bytes, DType type, const RealView& target,
                             std::int64_t first);
-  static std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
-                                                         const std::vector<RealView>& targets,
-                                                         const model::ParamDesc& p,
-                                                         const MatrixRange& part,
-                                                         std::int64_t first);
+  std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
+                                                  const model::ParamDesc& p,
+                                                  const MatrixRange& part,
+                                                  std::int64_t first) const;
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
@@ -161,14 +161,16 @@ class ModelState {
   /// if the rank keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<RealView> targets)>;
-  /// Of a unit that is kept as codes, `f` is told of elements in their place, and then `encodes`
-  /// has to make codes of all of them.
-  using Encodes = std::function<void(std::size_t unit, std::span<const float> values)>;
-  void each_held(std::span<const std::size_t> rows, const HeldPart& f, const Encodes& encodes);
-  void each_of_codes(std::size_t unit, const HeldPart& f, const Encodes& encodes);
-  void encode(std::size_t unit, std::span<const float> values);
-  /// Adds what these values have lost as they became codes.
-  void add_errors(std::size_t unit, std::span<const float> values);
+  /// Of a unit that is kept as codes, `f` is told of f32 elements in their place, of some at a
+  /// time, and `filled` is called before these become codes.
+  void each_held(std::span<const std::size_t> rows, const HeldPart& f,
+                 const std::function<void()>& filled);
+  void each_of_codes(std::size_t unit, const HeldPart& f, const std::function<void()>& filled);
+  /// Makes codes of these elements of one slot of a unit, whole blocks from its element `first` on;
+  /// adds what they lose.
+  void encode(std::size_t unit, std::int64_t first, std::span<const float> values);
+  void add_errors(std::size_t unit, std::int64_t first, std::span<const float> values,
+                  std::span<const float> decoded);
   /// take(element, values) for elements `flat` of a unit, piece by piece; of its codes these are
   /// all from element `first` on.
   template <typename Take>

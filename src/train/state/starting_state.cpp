@@ -269,29 +269,61 @@ std::pair<std::string, std::string> kind_and_layer(std::string_view name) {
   return {kind, layer};
 }
 
-/// What frozen matrices have lost as they became codes: of each kind the layer's that lost most.
-std::string code_errors_note(const deck::FrozenSection& frozen, const comm::Control& control,
-                             const ModelState& state) {
+}  // namespace
+
+/// What each parameter has lost as it became codes, of its root mean square; of all ranks.
+static std::vector<std::pair<std::string, double>> code_losses(const comm::Control& control,
+                                                               const ModelState& state) {
+  std::vector<double> sums;
+  for (const auto& [name, lost, all] : state.code_errors()) sums.insert(sums.end(), {lost, all});
+  control.sum(sums);
+  std::vector<std::pair<std::string, double>> losses;
+  for (const auto& error : state.code_errors()) {
+    const double lost = sums[2 * losses.size()], all = sums[2 * losses.size() + 1];
+    losses.emplace_back(error.parameter, lost == 0 ? 0 : std::sqrt(lost / all));
+  }
+  return losses;
+}
+
+std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
+                                            const comm::Control& control, const ModelState& state) {
   struct Worst {
     std::string kind, layer;
     double share = 0;
   };
-  std::vector<Worst> all;
-  for (const auto& [name, lost, size] : state.code_errors()) {
-    const double of_all = control.sum(size), share = std::sqrt(control.sum(lost) / of_all);
+  std::vector<Worst> kinds;
+  for (const auto& [name, share] : code_losses(control, state)) {
     const auto [kind, layer] = kind_and_layer(name);
-    auto it = std::ranges::find(all, kind, &Worst::kind);
-    if (it == all.end()) it = all.insert(it, {.kind = kind, .layer = layer});
-    if (of_all > 0 && share > it->share) it->share = share, it->layer = layer;
+    auto it = std::ranges::find(kinds, kind, &Worst::kind);
+    if (it == kinds.end()) it = kinds.insert(it, {.kind = kind, .layer = layer});
+    if (share > it->share) it->share = share, it->layer = layer;
   }
+  if (std::ranges::none_of(kinds, [](const Worst& w) { return w.share > 0; })) return std::nullopt;
   std::string text;
-  for (const auto& [kind, layer, share] : all)
+  for (const auto& [kind, layer, share] : kinds)
     text += fmt::format("{} {} {:.4f} (block {})", text.empty() ? "" : ",", kind, share, layer);
   return fmt::format("note: {} in blocks of {} loses, of a matrix's root mean square, at most{}",
                      enum_word(frozen.type), frozen.block, text);
 }
 
-}  // namespace
+void check_same_codes(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from,
+                      const comm::Control& control, const ModelState& state) {
+  const deck::FrozenSection &now = loaded.deck.model.frozen, &then = from.deck.model.frozen;
+  if (from.header.step == 0 || now.type != then.type || now.block != then.block) return;
+  for (const auto& [name, share] : code_losses(control, state)) {
+    if (!(share > 0)) continue;
+    control.together([&, of = name, lost = share] {
+      throw DeckError(fmt::format(
+          "{}: {} was made on another layout, where blocks of {} were of other elements: {} would "
+          "be rounded once more, and lose {:.2g} of its root mean square. Use the layout that it "
+          "was made on (parallel.tensor = {}, parallel.experts = {}, zero.tiles = {}); to "
+          "evaluate, "
+          "frozen.type = \"none\" has the same numbers on any",
+          loaded.where("frozen.block"), printable(from.path.string()), now.block, of, lost,
+          from.deck.parallel.tensor, from.deck.parallel.experts, from.deck.zero.tiles));
+    });
+  }
+}
 
 std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
                                            ModelState& state) {
@@ -320,8 +352,8 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
                                  "model.accept_non_finite = true");
     }
   });
-  if (!state.code_errors().empty())
-    notes.push_back(code_errors_note(deck.model.frozen, control, state));
+  if (auto note = code_errors_note(deck.model.frozen, control, state))
+    notes.push_back(std::move(*note));
   return notes;
 }
 

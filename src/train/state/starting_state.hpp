@@ -73,6 +73,16 @@ io::HfModel open_init_from(const deck::Deck& deck);
 /// type may do.
 std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfModel& source);
 
+/// What frozen matrices have lost as they became codes in `state`: of each kind the layer's that
+/// lost most. Nothing where none lost anything, as at a restart. Collective.
+std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
+                                            const comm::Control& control, const ModelState& state);
+
+/// DeckError on every rank where frozen matrices of a checkpoint, which are values of codes, have
+/// become others in `state`, as blocks may be of other elements on another layout. Collective.
+void check_same_codes(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from,
+                      const comm::Control& control, const ModelState& state);
+
 /// model.init_from's weights, else random ones, as those of a fresh head are. Collective. Returns
 /// what the user should know of them, or nothing. Throws DataError on every rank for weights of
 /// init_from that are not finite, unless model.accept_non_finite.

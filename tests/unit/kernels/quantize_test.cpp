@@ -136,6 +136,32 @@ void for_formats(std::span<const BlockType> types,
   }
 }
 
+/// Elements in whole blocks, a third of them and then the others.
+void encode_in_slot(const BlockFormat& format, std::span<const float> values, Tensor& slot,
+                    std::int64_t n) {
+  std::byte* bytes = slot.view().data;
+  for (const Range& some : {Range{0, n / 3 / format.block * format.block},
+                            Range{n / 3 / format.block * format.block, n}}) {
+    const auto [codes, scales] = slot_bytes(format, n, some);
+    const auto of = [&](Range r) {
+      return std::span(bytes + r.begin, static_cast<std::size_t>(r.count()));
+    };
+    encode_blocks(format,
+                  values.subspan(static_cast<std::size_t>(some.begin),
+                                 static_cast<std::size_t>(some.count())),
+                  of(codes), of(scales));
+  }
+}
+
+std::vector<float> decoded_of_slot(const BlockFormat& format, Tensor& slot, std::int64_t n,
+                                   Range some) {
+  const auto [codes, scales] = slot_bytes(format, n, some);
+  std::vector<float> values(static_cast<std::size_t>(some.count()));
+  decode_blocks(format, slot.view().data + codes.begin, slot.view().data + scales.begin,
+                some.begin % format.block, values);
+  return values;
+}
+
 // What the host makes of slots for itself is what kernels make of them, and what it makes of values
 // of codes are these codes.
 TEST(Quantize, OfTheHostIsThatOfKernels) {
@@ -148,21 +174,22 @@ TEST(Quantize, OfTheHostIsThatOfKernels) {
     Tensor slot(DType::u8, {format.bytes(n)});
     for (int times = 0; times < 2; ++times) {
       std::memset(slot.view().data, 0x77, static_cast<std::size_t>(slot.view().span_bytes()));
-      encode_slot(format, values, slot.view().data);
+      encode_in_slot(format, values, slot, n);
       ASSERT_EQ(bytes_in(slot.view(), 0, format.bytes(n)),
                 bytes_in(code.view(), 0, format.bytes(n)));
-      decode_slot(format, slot.view().data, n, 0, values);
+      values = decoded_of_slot(format, slot, n, {0, n});
       ASSERT_EQ(values, floats_of(summed(*device, code, n, DType::f32, format), 0, n));
     }
-    std::vector<float> end(static_cast<std::size_t>(n / 2));
-    decode_slot(format, slot.view().data, n, n - n / 2, end);
-    EXPECT_TRUE(std::equal(end.begin(), end.end(), values.end() - n / 2));
+    for (const Range& some : {Range{n - n / 2, n}, Range{n / 3, n / 3 + 1}, Range{1, n / 2}}) {
+      if (some.end <= some.begin) continue;
+      const auto part = decoded_of_slot(format, slot, n, some);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), values.begin() + some.begin));
+    }
   });
   const std::vector<float> bad{1, kNan, 2, 3};
   Tensor slot(DType::u8, {BlockFormat{.block = 2}.bytes(4)});
-  encode_slot({.block = 2}, bad, slot.view().data);
-  std::vector<float> read(4);
-  decode_slot({.block = 2}, slot.view().data, 4, 0, read);
+  encode_in_slot({.block = 2}, bad, slot, 4);
+  const auto read = decoded_of_slot({.block = 2}, slot, 4, {0, 4});
   EXPECT_TRUE(std::isnan(read[0]) && std::isnan(read[1]) && read[3] == 3);
 }
 

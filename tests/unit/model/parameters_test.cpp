@@ -124,6 +124,18 @@ TEST(ParameterTable, CountsFlopOfTheExpertsThatATokenMeets) {
   ModelConfig adapted = mixtral_8x7b();
   adapted.adapter = {.rank = 1, .targets = {"*.attention.q.weight"}};
   EXPECT_EQ(flop_per_token(adapted, 8192), 4 * n + 6.0 * 32 * 2 * 4096 + 6.0 * 32 * 4096 * 8192);
+  // Below the lowest layer that is trained there is no backward.
+  adapted.adapter.targets = {"block.31.attention.q.weight"};
+  EXPECT_EQ(flop_per_token(adapted, 8192),
+            2 * 31 * block + 4 * (n - 31 * block) + 6.0 * 2 * 4096 + 68.0 * 4096 * 8192);
+  ModelConfig frozen = mixtral_8x7b();
+  frozen.frozen = {"vocabulary", "block.?", "block.30", "final_norm"};
+  EXPECT_EQ(flop_per_token(frozen, 8192),
+            6 * n - 4 * 10 * block - 2 * (block + 4096) + (6.0 * 32 - 4 * 10) * 4096 * 8192);
+  frozen = gpt2_124m();  // whose head's product goes back beside whatever is trained
+  frozen.frozen = {"vocabulary", "positions", "block.0"};
+  const double all = flop_per_token(gpt2_124m(), 1024), table = 50257.0 * 768;
+  EXPECT_EQ(flop_per_token(frozen, 1024), all - 2 * table - 4 * 7'087'872.0 - 8.0 * 768 * 512);
   ModelConfig few = mixtral_8x7b();
   few.experts.every = 4, few.experts.first = 4;  // layers 7, 11, ..., 31
   EXPECT_EQ(few.experts_before(32), 7);
