@@ -285,6 +285,7 @@ class ChatTemplate::Turns {
   /// What a role says; `place` for messages.
   void add(const Role& role, const std::string& content, const JsonCursor& place, bool of_prompt) {
     check_order(role, place);
+    last_ = &role;
     const bool learned = role.learned && !of_prompt;
     if (role.joins) {
       of_.add(role.before, false, place, joining_);
@@ -312,10 +313,16 @@ class ChatTemplate::Turns {
     says_something_ = says_something_ || (learned && !said.empty());
   }
 
+  /// What comes before a role's turn. It says the rest itself.
+  void begin_answer(const Role& role, const JsonCursor& place) {
+    if (last_ == &role) place.fail("it ends with an answer, so there is none to make");
+    check_joined(place);
+    check_order(role, place);
+    of_.add(role.before, false, place, pieces_);
+  }
+
   void finish(const JsonCursor& line) {
-    if (!joining_.empty())
-      line.fail(fmt::format("it ends with a turn that the template {} puts into the one behind it",
-                            of_.name_));
+    check_joined(line);
     of_.add(of_.end_, false, line, pieces_);
   }
   /// How many turns are learned, and whether any of them says something.
@@ -323,6 +330,11 @@ class ChatTemplate::Turns {
   bool says_something() const { return says_something_; }
 
  private:
+  void check_joined(const JsonCursor& place) const {
+    if (joining_.empty()) return;
+    place.fail(fmt::format("it ends with a turn that the template {} puts into the one behind it",
+                           of_.name_));
+  }
   void check_order(const Role& role, const JsonCursor& place) {
     const bool system = &role == of_.find_role("system");
     if (of_.alternates_ && system && turns_ > 0)
@@ -341,6 +353,7 @@ class ChatTemplate::Turns {
   const ChatTemplate& of_;
   std::vector<TemplatePiece>& pieces_;
   std::vector<TemplatePiece> joining_;  // the next turn
+  const Role* last_ = nullptr;
   std::int64_t turns_ = 0, spoken_ = 0, learned_ = 0;
   bool says_something_ = false;
 };
@@ -418,11 +431,8 @@ std::vector<TemplatePiece> ChatTemplate::render_answer(const JsonCursor& line,
     of_prompt = repeated_turns(said, *line.find("prompt"));
   if (of_prompt > 0) {
     // The answer says the prompt too.
-  } else if (const auto prompt = line.find("prompt"); prompt && prompt->is_text()) {
-    all.add(role_named("user"), prompt->text(), *prompt, true);
-  } else if (prompt) {
-    if (!prompt->is_array() || prompt->size() == 0) prompt->expected("a text or messages");
-    prompt->for_each_item([&](const JsonCursor& turn) { all.add(turn, true); });
+  } else if (const auto prompt = line.find("prompt")) {
+    add_prompt(*prompt, all);
   } else if (line["chosen"].is_array() && line["rejected"].is_array()) {
     of_prompt = common_turns(line["chosen"], line["rejected"]);
     if (of_prompt == 0)
@@ -440,6 +450,33 @@ std::vector<TemplatePiece> ChatTemplate::render_answer(const JsonCursor& line,
   all.finish(said);
   if (!all.says_something())
     said.fail("an answer that says nothing: the assistant has no turn in it, or an empty one");
+  return pieces;
+}
+
+void ChatTemplate::add_prompt(const JsonCursor& prompt, Turns& turns) const {
+  if (prompt.is_text()) return turns.add(role_named("user"), prompt.text(), prompt, true);
+  if (!prompt.is_array() || prompt.size() == 0) prompt.expected("a text or messages");
+  prompt.for_each_item([&](const JsonCursor& turn) { turns.add(turn, true); });
+}
+
+std::vector<TemplatePiece> ChatTemplate::render_prompt(const JsonCursor& line,
+                                                       const std::string& field) const {
+  std::vector<TemplatePiece> pieces;
+  if (roles_.empty()) {
+    for (const Part* part : parts_of(line)) {
+      if (part->learned) break;
+      add(part->text, false, line, pieces);
+    }
+    return pieces;
+  }
+  std::optional<JsonCursor> prompt;
+  for (const std::string_view name : {"messages", "conversations", "prompt"})
+    if (field.empty() && !prompt) prompt = line.find(name);
+  if (!field.empty()) prompt = line[field];
+  if (!prompt) line.fail("none of \"messages\", \"conversations\" and \"prompt\" is there");
+  Turns all(*this, line, pieces);
+  add_prompt(*prompt, all);
+  all.begin_answer(role_named("assistant"), *prompt);
   return pieces;
 }
 
@@ -501,11 +538,17 @@ const ChatTemplate::Role& ChatTemplate::role_of(const JsonCursor& name) const {
 
 void ChatTemplate::add_parts(const JsonCursor& line, const std::string& answer,
                              std::vector<TemplatePiece>& pieces) const {
+  for (const Part* part : parts_of(line)) add(part->text, part->learned, line, pieces, answer);
+}
+
+std::vector<const ChatTemplate::Part*> ChatTemplate::parts_of(const JsonCursor& line) const {
+  std::vector<const Part*> parts;
   for (const Part& part : parts_) {
     if (part.if_member && !has_text(line, *part.if_member)) continue;
     if (part.unless_member && has_text(line, *part.unless_member)) continue;
-    add(part.text, part.learned, line, pieces, answer);
+    parts.push_back(&part);
   }
+  return parts;
 }
 
 }  // namespace tessera::io

@@ -28,6 +28,10 @@
 // an array of messages, and an answer a text, which the assistant says, or an array of messages;
 // without a prompt it is what both answers have in common at their begin. For "parts" an answer
 // takes the place of what learned parts name. Of a pair only the answers are learned.
+//
+// Or a line is what is to be answered: a conversation that ends with another's turn, a prompt
+// alone, or what parts before the first learned one name. It becomes all that comes before the
+// answer.
 #pragma once
 
 #include <array>
@@ -74,6 +78,9 @@ class ChatTemplate {
   /// A line with a pair of answers: what its prompt makes with the chosen one, and with the
   /// rejected one. DataError as of render(), and for answers that say nothing.
   std::array<std::vector<TemplatePiece>, 2> render_pair(const JsonCursor& line) const;
+  /// A line that is to be answered, up to where the model's part begins: the member `field`, or
+  /// where that is empty "messages", "conversations" or "prompt". DataError as of render().
+  std::vector<TemplatePiece> render_prompt(const JsonCursor& line, const std::string& field) const;
 
  private:
   class Turns;
@@ -106,10 +113,14 @@ class ChatTemplate {
   /// `answer` as in add_parts().
   void add(const Text& text, bool learned, const JsonCursor& line,
            std::vector<TemplatePiece>& pieces, const std::string& answer = {}) const;
+  /// Those that the line has.
+  std::vector<const Part*> parts_of(const JsonCursor& line) const;
   /// `answer`: the member that stands for those of learned parts; empty: themselves.
   void add_parts(const JsonCursor& line, const std::string& answer,
                  std::vector<TemplatePiece>& pieces) const;
   std::vector<TemplatePiece> render_answer(const JsonCursor& line, const std::string& answer) const;
+  /// A text that the user says, or messages.
+  void add_prompt(const JsonCursor& prompt, Turns& turns) const;
   const Role& role_of(const JsonCursor& name) const;
   const Role& role_named(const std::string& name) const;
   const Role* find_role(const std::string& name) const;

@@ -164,7 +164,7 @@ class DocumentReader {
   }
 
   void take_line(std::string_view line, const std::string& name, const InputPlace& place) {
-    Document document{.place = place};
+    Document document{.line = line, .place = place};
     const std::string_view field = rules_.field.empty() ? "text" : std::string_view(rules_.field);
     if (!rules_.chat && rules_.words.empty() && rules_.labels != LabelSource::member) {
       if (const auto text = quick_.text(line, field)) {
@@ -184,7 +184,8 @@ class DocumentReader {
       return;
     }
     if (rules_.chat) {
-      pieces = rules_.chat->render(object.root(), rules_.field);
+      pieces = rules_.prompts ? rules_.chat->render_prompt(object.root(), rules_.field)
+                              : rules_.chat->render(object.root(), rules_.field);
       document.pieces = pieces;
     } else if (!rules_.words.empty()) {
       object.root()[rules_.words].for_each_item(

@@ -41,7 +41,8 @@ struct DocumentRules {
   std::string label_key = {};          // the member
   bool special_tokens = false;         // text gets what the tokenizer's post-processor adds
   const ChatTemplate* chat = nullptr;  // what makes documents of JSON lines that are not text
-  bool pairs = false;  // with it: a line is a pair of answers, which becomes two documents
+  bool pairs = false;    // with it: a line is a pair of answers, which becomes two documents
+  bool prompts = false;  // with it: a line is to be answered (ChatTemplate::render_prompt)
 };
 
 /// A document, as long as its visitor is called.
@@ -50,6 +51,7 @@ struct Document {
   std::span<const TemplatePiece> pieces;  // in place of it, where a template has made it
   std::span<const std::string> words;     // that the text is made of, where the rules ask for such
   std::span<const LabelValue> labels;     // where the rules ask for them: its own, or of each word
+  std::string_view line = {};             // of JSON, that it is of
   const InputPlace& place;
 };
 using DocumentVisitor = std::function<void(const Document& document)>;

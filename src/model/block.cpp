@@ -183,21 +183,17 @@ struct AttentionPart {
   std::int64_t q_columns, kv_columns;
 };
 
-void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t first,
-            Rope::Direction direction) {
+void rotate(UnitContext& u, const ModelConfig& c, const View& x, Rope::Direction direction) {
   if (c.position != PositionKind::rope) return;
   const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
-  RopeScaling scaling = local ? RopeScaling{} : c.rope_scaling;
-  scaling.positions = first + u.whole_sequence();
   rotate(u,
          Rope{.x = {},
               .documents = {},
               .head_dim = c.head_dim,
               .rotary_dim = c.rotary_dim,
-              .first_position = first,
               .theta = local ? c.rope_local_theta : c.rope_theta,
               .pairs = c.rope_pairs,
-              .scaling = scaling,
+              .scaling = local ? RopeScaling{} : c.rope_scaling,
               .direction = direction},
          x);
 }
@@ -337,7 +333,7 @@ View position_qk(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     norm_heads(u, c, part.q(s.qkv), w.q_norm_w, part.q(qk), s.q_norm);
     norm_heads(u, c, part.k(s.qkv), w.k_norm_w, part.k(qk), s.k_norm);
   }
-  rotate(u, c, qk, 0, Rope::Direction::forward);
+  rotate(u, c, qk, Rope::Direction::forward);
   return qk;
 }
 
@@ -594,7 +590,7 @@ View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, co
                       .shape = part.shape(u),
                       .dropout = part.dropout(u),
                       .order = u.order});
-  rotate(u, c, d_qk, 0, Rope::Direction::inverse);
+  rotate(u, c, d_qk, Rope::Direction::inverse);
   if (q_norm) {
     q_norm->backward(u, c, i,
                      {.d_out = part.q(d_qk),
@@ -639,50 +635,6 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   back.partial.finish();
   u.finish_adapters();
   return d_sum1;
-}
-
-void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
-                    KvCache& cache, Carry& out) {
-  const std::int64_t first = cache.length, count = u.micro_batch().sequence;
-  const AttentionPart part(c, u, 0);
-  const BlockChunk& chunk = w.chunks[0];
-  BlockSaved s;
-  s.chunks.resize(1);
-  s.sum1 =
-      add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
-  const auto project = [&](std::int64_t row, std::int64_t rows, const View& y) {
-    u.multiply(Linear{.x = s.h1,
-                      .weight = chunk.qkv_w.row_range(row, rows),
-                      .bias = chunk.qkv_b ? chunk.qkv_b.range(row, rows) : View{},
-                      .y = y});
-  };
-  const std::int64_t q = part.q_columns, kv = part.kv_columns;
-  const auto cached = [&](const View& all, std::int64_t begin, std::int64_t rows) {
-    return all.row_range(begin, rows).reshaped({1, rows, kv});
-  };
-  const View query = u.activation(Keep::transient, q);
-  const auto project_qk = [&](std::int64_t row, std::int64_t rows, const View& norm,
-                              const View& y) {
-    if (!norm) return project(row, rows, y);
-    const View products = u.activation(Keep::transient, rows);
-    View stats;
-    project(row, rows, products);
-    norm_heads(u, c, products, norm, y, stats);
-  };
-  project_qk(0, q, w.q_norm_w, query);
-  project_qk(q, kv, w.k_norm_w, cached(cache.k, first, count));
-  project(q + kv, kv, cached(cache.v, first, count));
-  rotate(u, c, query, first, Rope::Direction::forward);
-  rotate(u, c, cached(cache.k, first, count), first, Rope::Direction::forward);
-  const View att = u.activation(Keep::transient, q);
-  u.run(Attention{.q = query,
-                  .k = cached(cache.k, 0, first + count),
-                  .v = cached(cache.v, 0, first + count),
-                  .out = att,
-                  .shape = part.shape(u)});
-  const View projected = u.activation(Keep::transient, c.hidden);
-  u.multiply(Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
-  after_attention(u, c, w, projected, s, out);
 }
 
 }  // namespace tessera::model

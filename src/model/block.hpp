@@ -55,6 +55,7 @@ struct BlockSaved {
   std::vector<Chunk> chunks;
 };
 
+/// With UnitContext::cache the tokens follow those that it has of their sequences.
 void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                    BlockSaved& saved, Carry& out);
 
@@ -63,15 +64,5 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
 View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                     const BlockSaved& saved, View d, const BlockWeights& grads,
                     kernels::Write write);
-
-/// Keys and values of earlier tokens of one sequence, for generation.
-struct KvCache {
-  View k, v;                // (1, capacity, KV D)
-  std::int64_t length = 0;  // tokens that are in it
-};
-/// Forward of T new tokens after `cache.length` cached ones, on one tensor rank; puts theirs into
-/// the cache (the caller advances length).
-void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
-                    KvCache& cache, Carry& out);
 
 }  // namespace tessera::model

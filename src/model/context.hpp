@@ -77,6 +77,16 @@ struct ContextRegion {
   std::int64_t first() const { return rank * own(); }
 };
 
+/// A sequence of which earlier tokens have been seen: where a cache has them, and how many.
+struct CachedTokens {
+  std::int64_t slot = 0, tokens = 0;
+};
+
+/// Keys and values of earlier tokens of sequences, for generation: (slots, capacity, KV D).
+struct KvCache {
+  View k, v;
+};
+
 /// One micro-batch as the units see it. Where sequences are cut, this rank's chunks are its
 /// sequences, in the order of OrderChunks: of each share both halves, of each half all samples.
 struct MicroBatch {
@@ -88,6 +98,9 @@ struct MicroBatch {
   /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
   /// whose begins positions count. Absent: a sequence is one. The former are of whole sequences.
   View documents, positions;
+  /// In generation, by sequence, where its earlier tokens are in UnitContext::cache. Empty:
+  /// nowhere.
+  std::span<const CachedTokens> cached;
   View reference;  // (B) f64, log p of each sample under a reference model; absent: not wanted
   View confusion;  // (outputs, outputs) i64, counts that evaluation adds to; absent: not wanted
 };
@@ -190,6 +203,7 @@ class UnitContext {
   Activations activations = Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   Adapters* adapters = nullptr;                            // of the block, if it has some
+  KvCache* cache = nullptr;                                // of the layer, in generation
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;

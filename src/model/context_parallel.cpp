@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "model/cached.hpp"
 #include "model/shares.hpp"
 
 namespace tessera::model {
@@ -231,12 +232,18 @@ void attend_by_heads_backward(UnitContext& u, AttentionBackward a) {
 
 void rotate(UnitContext& u, Rope rope, const View& x) {
   const ContextRegion& r = u.context;
-  rope.x = x;
   if (!r.cut() || r.by_document) {
     rope.documents = u.micro_batch().positions;
     if (r.cut()) rope.longest = r.sequence;
-    return u.run(rope);
+    return for_each_beginning(u,
+                              [&](std::int64_t first, std::int64_t count, std::int64_t position) {
+                                rope.x = sequences(x, first, count);
+                                rope.first_position = position;
+                                rope.scaling.positions = position + u.whole_sequence();
+                                u.run(rope);
+                              });
   }
+  rope.scaling.positions = u.whole_sequence();
   for_each_own_chunk(u, [&](const OwnChunk& chunk) {
     rope.x = chunk.of(x, r.samples);
     rope.first_position = chunk.first_token;
@@ -245,6 +252,7 @@ void rotate(UnitContext& u, Rope rope, const View& x) {
 }
 
 void attend(UnitContext& u, const Attention& a) {
+  if (u.cache != nullptr) return attend_cached(u, a);
   if (!u.context.cut()) return u.run(a);
   u.context.kind == ContextKind::heads ? attend_by_heads(u, a) : attend_gathered(u, a);
 }

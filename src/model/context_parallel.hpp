@@ -1,12 +1,13 @@
-// Attention where ranks divide each sequence among them ("context parallelism").
+// Attention and positions, wherever the keys are: with whole sequences, where ranks divide each
+// among them ("context parallelism"), and where a cache has earlier tokens.
 #pragma once
 
 #include "model/context.hpp"
 
 namespace tessera::model {
 
-/// Turns x (B, T, columns) by its tokens' positions. Of what makes a Rope: all but x, documents and
-/// positions.
+/// Turns x (B, T, columns) by its tokens' positions. Of what makes a Rope: all but x, documents,
+/// positions and how many of them a sequence has.
 void rotate(UnitContext& u, kernels::Rope rope, const View& x);
 
 /// Attention of this rank's queries to all keys that they may see, wherever those are. q, k, v and

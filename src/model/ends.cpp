@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "model/shares.hpp"
+#include "model/cached.hpp"
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -23,21 +23,24 @@ std::int64_t first_token(const UnitContext& u, const ModelConfig& c, std::size_t
 float token_factor(const ModelConfig& c) { return std::sqrt(static_cast<float>(c.hidden)); }
 
 /// The sum of a token's and a position's vectors at this rank's positions, dropped out.
-void embed(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, std::int64_t first_position,
-           const Dropout& dropout, const View& out) {
+void embed(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, const Dropout& dropout,
+           const View& out) {
+  const MicroBatch& batch = u.micro_batch();
   if (u.tensor_region().whole() && !c.scaled_embeddings) {
-    u.run(Embed{.tokens = u.micro_batch().tokens,
-                .token_table = w.tokens[0],
-                .position_table = w.positions,
-                .documents = u.micro_batch().positions,
-                .out = out,
-                .first_position = first_position,
-                .dropout = dropout});
-    return;
+    return for_each_beginning(u,
+                              [&](std::int64_t first, std::int64_t count, std::int64_t position) {
+                                u.run(Embed{.tokens = sequences(batch.tokens, first, count),
+                                            .token_table = w.tokens[0],
+                                            .position_table = w.positions,
+                                            .documents = batch.positions,
+                                            .out = sequences(out, first, count),
+                                            .first_position = position,
+                                            .dropout = dropout});
+                              });
   }
   ChunkSum tokens(u, c.hidden, {}, DType::f32);  // all terms but one are zero
   for (std::size_t i = 0; i < w.tokens.size(); ++i) {
-    u.run(Embed{.tokens = u.micro_batch().tokens,
+    u.run(Embed{.tokens = batch.tokens,
                 .token_table = w.tokens[i],
                 .position_table = {},
                 .out = tokens.part(i),
@@ -51,12 +54,14 @@ void embed(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, std::int
     u.run(Scale{.x = x, .out = scaled, .factor = token_factor(c)});
     x = scaled;
   }
-  u.run(AddPositions{.x = x,
-                     .position_table = w.positions,
-                     .documents = u.micro_batch().positions,
-                     .out = out,
-                     .first_position = first_position + u.positions().begin,
-                     .dropout = dropout});
+  for_each_beginning(u, [&](std::int64_t first, std::int64_t count, std::int64_t position) {
+    u.run(AddPositions{.x = sequences(x, first, count),
+                       .position_table = w.positions,
+                       .documents = batch.positions,
+                       .out = sequences(out, first, count),
+                       .first_position = position + u.positions().begin,
+                       .dropout = dropout});
+  });
 }
 
 /// The first unit of a kind; nullptr if there is none.
@@ -112,15 +117,15 @@ HeadWeights head_weights(std::span<const UnitViews> units) {
           .bias = chunks_of(units, UnitKind::head_bias)};
 }
 
-void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
-                   std::int64_t first_position, EmbedSaved& saved, Carry& out) {
+void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, EmbedSaved& saved,
+                   Carry& out) {
   const Dropout dropout = u.dropout(c, DropoutSite::embedding);
   out = {.resid = u.residual(Keep::input, c.hidden), .pending = {}};
-  if (!c.embedding_norm) return embed(u, c, w, first_position, dropout, out.resid);
+  if (!c.embedding_norm) return embed(u, c, w, dropout, out.resid);
   saved.sum = u.residual(Keep::expensive, c.hidden);
   saved.stats = u.tensor(Keep::expensive, DType::f32, {saved.sum.rows(), 2});
   const View normal = dropout ? u.residual(Keep::transient, c.hidden) : out.resid;
-  embed(u, c, w, first_position, {}, saved.sum);
+  embed(u, c, w, {}, saved.sum);
   u.run(AddNorm{.resid = saved.sum,
                 .pending = {},
                 .weight = w.norm_w,

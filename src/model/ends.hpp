@@ -25,9 +25,9 @@ struct EmbedSaved {
   View sum, stats;
 };
 
-/// resid = dropout(norm(tokens' vectors + positions[first_position ...])), nothing pending.
-void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
-                   std::int64_t first_position, EmbedSaved& saved, Carry& out);
+/// resid = dropout(norm(tokens' vectors + those of their positions)), nothing pending.
+void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, EmbedSaved& saved,
+                   Carry& out);
 /// `token_write` is for the token table, whose gradient is added to when its matrix is tied to the
 /// head's; `write` for the others.
 void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,

@@ -20,7 +20,7 @@
 #include "setup/threads.hpp"
 #include "train/confusion.hpp"
 #include "train/entities.hpp"
-#include "train/generator.hpp"
+#include "train/generation/generator.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 

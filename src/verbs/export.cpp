@@ -18,7 +18,7 @@ namespace {
 
 struct ExportOptions {
   std::filesystem::path checkpoint, to;
-  std::string type = "f32";
+  DType type = DType::f32;
   bool finite = true;  // the weights must be
   bool proof = true;
   bool merged = false;  // adapters are added to what they are beside
@@ -68,7 +68,7 @@ void export_adapters(const ExportOptions& o, const ModelSource& source, DType ty
 ExitCode run(const ExportOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone writes a model directory",
                       "start it once, as in srun --ntasks=1");
-  const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
+  const DType type = o.type;
   const auto finite_as = o.finite ? std::optional(type) : std::nullopt;
   const ModelSource opened = open_model(o.checkpoint, finite_as, o.weights);
   const bool adapted = opened.model.adapter.kind != deck::AdapterKind::none;
@@ -114,9 +114,7 @@ Verb export_model(CLI::App& app) {
   auto o = std::make_shared<ExportOptions>();
   verb->add_option("CHECKPOINT", o->checkpoint, "checkpoint or run directory")->required();
   verb->add_option("--to", o->to, "directory to make")->required();
-  verb->add_option("--type", o->type, "element type")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  add_type(*verb, o->type, "element type");
   verb->add_flag(
       "!--no-proof", o->proof,
       "do not read the directory back and compare logits, for which the model must fit in memory");

@@ -10,7 +10,7 @@
 #include "core/terminal.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
-#include "train/generator.hpp"
+#include "train/generation/generator.hpp"
 
 namespace tessera::verbs {
 namespace {
@@ -32,7 +32,7 @@ std::vector<float> logits_of(const ModelSource& of, const train::ParameterSource
   const auto backend =
       backend::make_backend({.kind = deck::Backend::cpu, .threads = threads}, nullptr);
   train::Generator generator(setup::model_config(of.model, of.task), *backend.device,
-                             *backend.device_tier, parameters, kTokens);
+                             *backend.device_tier, parameters, {.most = kTokens});
   if (of.model.attention == AttentionMask::bidirectional) {
     const auto logits = generator.whole(tokens_of(of.model));
     return {logits.begin(), logits.end()};

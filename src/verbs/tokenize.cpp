@@ -161,25 +161,11 @@ void replace_folders(TokenizeOptions& o, int rank) {
   o.inputs = std::move(files);
 }
 
-constexpr auto kRecognised = "auto";  // of --chat: the template of the tokenizer's own directory
-
-/// The template that makes what the tokenizer's chat_template does.
-std::string recognised_template(const std::string& tokenizer) {
-  const std::filesystem::path file = io::tokenizer_config_of(tokenizer);
-  const auto jinja = io::chat_template_of(tokenizer);
-  const auto found = jinja ? io::ChatTemplate::recognised(*jinja) : std::nullopt;
-  if (found) return std::string(*found);
-  throw DeckError(fmt::format(
-      "--chat auto: {} {}: name one of {}, or a JSON file", file.string(),
-      jinja ? "has a chat_template that is none of the known ones" : "has no chat_template",
-      fmt::join(io::ChatTemplate::names(), ", ")));
-}
-
 /// What the options say, checked: the rules by which documents are found, and the inputs' files.
 void prepare(TokenizeOptions& o, int rank) {
   if (o.chat && o.chat->empty()) o.chat = "chatml";
   if (o.rules.pairs && !o.chat) o.chat = "completion";
-  if (o.chat == kRecognised) {
+  if (o.chat == kRecognisedTemplate) {
     o.chat = recognised_template(o.tokenizer);
     if (rank == 0) tell(fmt::format("--chat auto: the tokenizer's chat_template is {}\n", *o.chat));
   }
@@ -306,6 +292,17 @@ void check_document_rules(std::span<const std::filesystem::path> inputs,
     throw DeckError("--separator is of text files, but all inputs are .jsonl files");
   if (rules.field != io::DocumentRules().field && lines == 0)
     throw DeckError("--field is of .jsonl files, but no input is one");
+}
+
+std::string recognised_template(const std::string& tokenizer) {
+  const std::filesystem::path file = io::tokenizer_config_of(tokenizer);
+  const auto jinja = io::chat_template_of(tokenizer);
+  const auto found = jinja ? io::ChatTemplate::recognised(*jinja) : std::nullopt;
+  if (found) return std::string(*found);
+  throw DeckError(fmt::format(
+      "--chat auto: {} {}: name one of {}, or a JSON file", file.string(),
+      jinja ? "has a chat_template that is none of the known ones" : "has no chat_template",
+      fmt::join(io::ChatTemplate::names(), ", ")));
 }
 
 void add_separator(CLI::App& app, std::string& separator) {

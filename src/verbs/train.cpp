@@ -1,6 +1,9 @@
 // tessera train, and the options that several verbs share.
 #include <CLI/CLI.hpp>
 
+#include <map>
+
+#include "core/dtype.hpp"
 #include "core/terminal.hpp"
 #include "deck/remarks.hpp"
 #include "deck/value.hpp"
@@ -31,6 +34,16 @@ void add_ema(CLI::App& app, std::string& weights) {
   app.add_flag_callback(
       "--ema", [&weights] { weights = optim::kEma; },
       "take the averaged weights of a run with optimizer.ema");
+}
+
+void add_type(CLI::App& app, DType& type, const std::string& what) {
+  std::map<std::string, DType> types;
+  for (const DType each : {DType::f32, DType::bf16, DType::f16})
+    types.emplace(to_string(each), each);
+  app.add_option_function<std::string>(
+         "--type", [&type, types](const std::string& word) { type = types.at(word); }, what)
+      ->default_str(std::string(to_string(type)))
+      ->check(CLI::IsMember(std::vector<std::string>{"f32", "bf16", "f16"}));
 }
 
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {

@@ -81,6 +81,14 @@ std::string separator_of(const std::string& written);
 void check_document_rules(std::span<const std::filesystem::path> inputs,
                           const io::DocumentRules& rules);
 
+/// --type, f32, bf16 or f16, which `type` is where it is not given.
+void add_type(CLI::App& app, DType& type, const std::string& what);
+
+/// The template that makes what the chat_template beside a tokenizer.json does. DeckError where
+/// there is none, or none that is known.
+std::string recognised_template(const std::string& tokenizer);
+inline constexpr auto kRecognisedTemplate = "auto";  // the word of --chat for it
+
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);
 

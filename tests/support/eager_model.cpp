@@ -122,7 +122,7 @@ struct EagerModel::Pass {
   void forward() {
     const auto& c = model.config_;
     auto u = context(0);
-    model::embed_forward(u, c, model::embed_weights(all(weights)), 0, embedded, carry);
+    model::embed_forward(u, c, model::embed_weights(all(weights)), embedded, carry);
     for (std::size_t i = 0; i < model.units_.size(); ++i) {
       if (model.units_[i].kind != UnitKind::block) continue;
       auto b = context(saved.size() + 1);

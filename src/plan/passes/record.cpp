@@ -175,7 +175,7 @@ std::vector<model::UnitViews> Recorder::parameters(const Flat& flat) const {
 void Recorder::embed() {
   const auto weights = model::embed_weights(parameters(this->weights()));
   model::EmbedSaved saved;
-  model::embed_forward(u_, in_.config, weights, 0, saved, recording_.out);
+  model::embed_forward(u_, in_.config, weights, saved, recording_.out);
   if (!key_.training) return;
   turn();
   model::embed_backward(u_, in_.config, weights, saved, d_,

@@ -207,6 +207,86 @@ TEST_F(Chat, RefusesLinesByPlace) {
   EXPECT_NE(nothing.find("anything that the template learns"), std::string::npos) << nothing;
 }
 
+/// Pieces up to the first learned one, with the ids of special tokens in brackets.
+std::string before_learned(const std::vector<io::TemplatePiece>& pieces) {
+  std::string all;
+  for (const io::TemplatePiece& piece : pieces) {
+    if (piece.learned) break;
+    all += piece.token ? fmt::format("[{}]", *piece.token) : piece.text;
+  }
+  return all;
+}
+
+std::vector<io::TemplatePiece> prompt_of(const io::ChatTemplate& chat, const std::string& line,
+                                         const std::string& field = "") {
+  return chat.render_prompt(io::JsonDocument(line, "p.jsonl").root(), field);
+}
+
+// A prompt is all that training has before the answer, whichever the template.
+TEST_F(Chat, PromptsAreWhatPrecedesAnswers) {
+  auto tokenizer = tokenizer_with({"<|im_start|>", "<|im_end|>", "<|begin_of_text|>",
+                                   "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+                                   "<bos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>",
+                                   "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"});
+  tokenizer.set_end_of_text(0);
+  int conversations = 0;
+  for (const std::string_view name : io::ChatTemplate::names()) {
+    SCOPED_TRACE(name);
+    io::ChatTemplate chat = io::ChatTemplate::open(std::string(name));
+    chat.bind(tokenizer);
+    if (!chat.has_turns()) continue;
+    ++conversations;
+    for (const bool system : {false, true}) {
+      if (system && name == "mistral") continue;  // which has no such role
+      for (const int turns : {1, 3, 5}) {
+        json line{{"messages", json::array()}};
+        json& messages = line["messages"];
+        if (system) messages.push_back({{"role", "system"}, {"content", "Be brief"}});
+        for (int i = 0; i < turns; ++i) {
+          messages.push_back(
+              {{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", fmt::format("say {}", i)}});
+        }
+        const auto prompt = prompt_of(chat, line.dump());
+        EXPECT_TRUE(std::ranges::none_of(prompt, &io::TemplatePiece::learned));
+        // Of a pair with this prompt only the last answer is learned.
+        const json pair{{"prompt", messages}, {"chosen", "yes"}, {"rejected", "no"}};
+        const auto whole = chat.render_pair(io::JsonDocument(pair.dump(), "l.jsonl").root())[0];
+        EXPECT_EQ(before_learned(prompt), before_learned(whole));
+        if (system || turns > 1) continue;
+        const json text{{"prompt", "say 0"}};
+        EXPECT_EQ(before_learned(prompt_of(chat, text.dump())), before_learned(prompt));
+        const json named{{"talk", messages}};
+        EXPECT_EQ(before_learned(prompt_of(chat, named.dump(), "talk")), before_learned(prompt));
+      }
+    }
+  }
+  EXPECT_GE(conversations, 6);
+  io::ChatTemplate alpaca = io::ChatTemplate::open("alpaca");
+  alpaca.bind(tokenizer);
+  const auto asked = prompt_of(alpaca, R"({"instruction": "Sing"})");
+  EXPECT_TRUE(before_learned(asked).ends_with("### Instruction:\nSing\n\n### Response:\n"));
+}
+
+TEST_F(Chat, RefusesWhatCannotBeAnswered) {
+  const auto tokenizer =
+      tokenizer_with({"<bos>", "<start_of_turn>", "<end_of_turn>", "<|im_start|>", "<|im_end|>"});
+  const std::vector<std::tuple<const char*, const char*, const char*>> cases = {
+      {"chatml", R"({"messages": [{"role": "assistant", "content": "a"}]})",
+       "$.messages: it ends with an answer, so there is none to make"},
+      {"chatml", R"({"text": "a"})",
+       R"($: none of "messages", "conversations" and "prompt" is there)"},
+      {"chatml", R"({"messages": []})", "$.messages: expected a text or messages"},
+      {"gemma", R"({"messages": [{"role": "system", "content": "a"}]})",
+       "$.messages: it ends with a turn that the template gemma puts into the one behind it"},
+      {"alpaca", R"({"input": "a"})", R"($: "instruction" is missing)"}};
+  for (const auto& [name, line, expected] : cases) {
+    io::ChatTemplate chat = io::ChatTemplate::open(name);
+    chat.bind(tokenizer);
+    const auto message = message_of<DataError>([&, l = line] { prompt_of(chat, l); });
+    EXPECT_NE(message.find(expected), std::string::npos) << message;
+  }
+}
+
 TEST_F(Chat, RefusesTemplatesByPlaceAndMissingTokensByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"roles": {"a": {}}})", "nothing of it is \"learned\""},

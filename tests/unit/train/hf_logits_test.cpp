@@ -9,7 +9,7 @@
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
 #include "support/eager_model.hpp"
-#include "train/generator.hpp"
+#include "train/generation/generator.hpp"
 
 namespace tessera::test {
 namespace {

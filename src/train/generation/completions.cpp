@@ -1,0 +1,74 @@
+#include "train/generation/completions.hpp"
+
+#include <algorithm>
+
+namespace tessera::train {
+
+Completions::Completions(Generator& generator, SamplingRule rule, StopRule stop, bool log_p)
+    : generator_(generator),
+      rule_(rule),
+      stop_(std::move(stop)),
+      log_p_(log_p),
+      sequences_(static_cast<std::size_t>(generator.slots())) {}
+
+std::int64_t Completions::free() const {
+  return std::ranges::count(sequences_, false, &std::optional<Sequence>::has_value);
+}
+
+void Completions::add(std::uint64_t number, std::span<const std::int32_t> prompt) {
+  const auto place = std::ranges::find(sequences_, false, &std::optional<Sequence>::has_value);
+  TESSERA_CHECK(place != sequences_.end(), "all {} slots are in use", sequences_.size());
+  place->emplace().completion.number = number;
+  (*place)->seen.assign(prompt.begin(), prompt.end());
+  const std::int64_t slot = place - sequences_.begin();
+  next_token(static_cast<std::size_t>(slot), generator_.advance(prompt, slot));
+}
+
+void Completions::step() {
+  std::vector<std::int32_t> last(sequences_.size(), -1);
+  for (std::size_t slot = 0; slot < last.size(); ++slot)
+    if (sequences_[slot]) last[slot] = sequences_[slot]->seen.back();
+  const std::span<const float> logits = generator_.advance_each(last);
+  const std::size_t vocab = logits.size() / last.size();
+  for (std::size_t slot = 0; slot < last.size(); ++slot)
+    if (last[slot] >= 0) next_token(slot, logits.subspan(slot * vocab, vocab));
+}
+
+void Completions::next_token(std::size_t slot, std::span<const float> logits) {
+  Sequence& sequence = *sequences_[slot];
+  Completion& made = sequence.completion;
+  const std::int32_t id =
+      sample_token(logits, rule_, {made.number, std::ssize(made.tokens)}, sequence.seen);
+  made.tokens.push_back(id);
+  sequence.seen.push_back(id);
+  if (log_p_) made.log_p.push_back(log_probability(logits, id));
+  const std::optional<Ending> ending = ending_of(slot);
+  if (!ending) return;
+  made.ending = *ending;
+  Completion ended = std::move(made);
+  sequences_[slot].reset();
+  generator_.forget(static_cast<std::int64_t>(slot));
+  done(std::move(ended));
+}
+
+std::optional<Ending> Completions::ending_of(std::size_t slot) {
+  Completion& made = sequences_[slot]->completion;
+  const std::int32_t id = made.tokens.back();
+  if (std::ranges::count(stop_.ends, id) > 0) return Ending::end;
+  const std::size_t text_before = made.text.size();
+  made.text += stop_.text_of(id);
+  std::size_t first = std::string::npos;
+  for (const std::string& text : stop_.texts) {  // it may begin in tokens before this one
+    const std::size_t overlap = std::min(text_before, text.size() - 1);
+    first = std::min(first, made.text.find(text, text_before - overlap));
+  }
+  if (first != std::string::npos) {
+    made.text.resize(first);
+    return Ending::stop;
+  }
+  const bool full = generator_.length(static_cast<std::int64_t>(slot)) >= generator_.context();
+  if (std::ssize(made.tokens) == stop_.most || full) return Ending::length;
+  return std::nullopt;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,71 @@
+// Many prompts continued at once: a sequence that ends gives its slot to the next one ("continuous
+// batching", Yu et al. 2022, Orca).
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train/generation/generator.hpp"
+#include "train/generation/sampling.hpp"
+
+namespace tessera::train {
+
+/// When a completion ends.
+struct StopRule {
+  std::int64_t most = 0;           // tokens of it, at least 1
+  std::vector<std::int32_t> ends;  // it ends with one of these tokens, or
+  std::vector<std::string> texts;  // where it says one of these, which are not empty
+  /// The bytes that a token stands for.
+  std::function<std::string_view(std::int32_t)> text_of;
+};
+
+/// Why one ended. `length`: it has as many tokens as it may, or fills the model's context.
+enum class Ending : std::uint8_t { end, stop, length };
+
+struct Completion {
+  std::uint64_t number = 0;          // the caller's, which its random numbers are keyed by
+  std::string text;                  // without a stop text and what is behind it
+  std::vector<std::int32_t> tokens;  // with the one of StopRule::ends that ended it
+  std::vector<double> log_p;         // of each under softmax(logits), where these are wanted
+  Ending ending = Ending::length;
+};
+
+/// On one process. What becomes of a prompt depends on it, its number and how many slots there are
+/// alone, to the bit, not on what is continued beside it; but for layers of experts, whose products
+/// have as many rows as tokens were routed to each.
+class Completions {
+ public:
+  /// `log_p`: whether these are wanted. The generator outlives this.
+  Completions(Generator& generator, SamplingRule rule, StopRule stop, bool log_p);
+
+  /// Prompts that can be added now.
+  std::int64_t free() const;
+  bool idle() const { return free() == generator_.slots(); }
+  /// A prompt of at least one token, and at most so many as a slot can see. Calls done() at once
+  /// where the first token ends it.
+  void add(std::uint64_t number, std::span<const std::int32_t> prompt);
+  /// The next token of each.
+  void step();
+  /// Called for each that has ended; it adds none.
+  std::function<void(Completion&&)> done;
+
+ private:
+  struct Sequence {
+    Completion completion;
+    std::vector<std::int32_t> seen;  // the prompt and what follows it
+  };
+  void next_token(std::size_t slot, std::span<const float> logits);
+  /// Adds the text of its last token; whether that ends it.
+  std::optional<Ending> ending_of(std::size_t slot);
+
+  Generator& generator_;
+  SamplingRule rule_;
+  StopRule stop_;
+  bool log_p_;
+  std::vector<std::optional<Sequence>> sequences_;  // of each slot
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,168 @@
+#include "train/generation/generator.hpp"
+
+#include <algorithm>
+
+#include "model/adapters.hpp"
+
+namespace tessera::train {
+
+std::byte* Generator::Scratch::take(std::int64_t bytes) {
+  constexpr std::int64_t kAlignment = 256, kLeast = 1 << 20;
+  bytes = round_up(bytes, kAlignment);
+  while (block_ < blocks_.size() && used_ + bytes > blocks_[block_]->bytes()) ++block_, used_ = 0;
+  if (block_ == blocks_.size()) {
+    const std::int64_t twice = blocks_.empty() ? kLeast : 2 * blocks_.back()->bytes();
+    blocks_.push_back(std::make_unique<memory::Arena>("scratch", tier_, std::max(bytes, twice)));
+  }
+  used_ += bytes;
+  return blocks_[block_]->base() + used_ - bytes;
+}
+
+View Generator::make(std::initializer_list<std::int64_t> extents) {
+  View v(nullptr, type_, extents);
+  owned_.push_back(std::make_unique<memory::Arena>("model", tier_, v.elements() * size_of(type_)));
+  v.data = owned_.back()->base();
+  return v;
+}
+
+void Generator::load(const View& part, const std::function<void(std::span<float>)>& read) {
+  scratch_.reset();
+  View elements = part;
+  if (type_ != DType::f32) {
+    elements = View(nullptr, DType::f32, {part.elements()});
+    elements.data = scratch_.take(elements.span_bytes());
+  }
+  tier_.fill(elements.data, elements.span_bytes(), [&](std::span<std::byte> bytes) {
+    read({reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)});
+  });
+  if (type_ != DType::f32) device_.run(kernels::Convert{.x = elements, .out = part});
+}
+
+Generator::Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
+                     const ParameterSource& parameters, GeneratorOptions options)
+    : config_(config),
+      type_(options.type),
+      context_(std::min(config.context, options.most.value_or(config.context))),
+      device_(device),
+      tier_(tier),
+      descs_(model::model_units(config)),
+      lengths_(static_cast<std::size_t>(options.slots)),
+      scratch_(tier) {
+  for (const auto& desc : descs_) {
+    const zero::UnitLayout layout = zero::unit_layout(desc, 1);
+    const View flat = make({layout.padded});
+    for (const auto& slice : zero::slices_in(desc, layout, {0, layout.padded})) {
+      const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
+      const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
+      load(flat.range(slice.flat, n), [&](std::span<float> out) {
+        parameters(desc.params[slice.parameter], {first, first + n}, out);
+      });
+    }
+    units_.push_back({&desc, zero::parameter_views(desc, layout, flat)});
+  }
+  const std::int64_t columns = config.kv_heads * config.head_dim;
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    caches_.push_back({.k = make({options.slots, context_, columns}),
+                       .v = make({options.slots, context_, columns})});
+  }
+}
+
+model::UnitContext Generator::context_of(const model::MicroBatch& batch) {
+  return {device_, [this](model::Keep, std::int64_t bytes) { return scratch_.take(bytes); }, type_,
+          batch};
+}
+
+model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
+                                       std::span<const model::CachedTokens> cached) {
+  const std::int64_t batch = std::ssize(cached), each = std::ssize(tokens) / batch;
+  for (const model::CachedTokens& sequence : cached) {
+    TESSERA_CHECK(each > 0 && sequence.tokens + each <= context_, "{} tokens after {} of {}", each,
+                  sequence.tokens, context_);
+  }
+  scratch_.reset();
+  View ids(nullptr, DType::i32, {batch, each});
+  ids.data = scratch_.take(ids.span_bytes());
+  tier_.write(ids.data, std::as_bytes(tokens));
+  model::UnitContext u = context_of({.batch = batch,
+                                     .sequence = each,
+                                     .tokens = ids,
+                                     .targets = {},
+                                     .samples = {},
+                                     .cached = cached});
+  model::Carry carry;
+  model::EmbedSaved saved;
+  model::embed_forward(u, config_, model::embed_weights(units_), saved, carry);
+  std::size_t layer = 0;
+  for (auto unit = units_.begin(); unit != units_.end(); ++unit) {
+    if (unit->unit->kind != model::UnitKind::block) continue;
+    const auto end = std::find_if(unit + 1, units_.end(), [](const model::UnitViews& other) {
+      return other.unit->kind != model::UnitKind::block_part;
+    });
+    const std::span<const model::UnitViews> block(unit, end);
+    model::Adapters adapters(u, config_.adapter, block);
+    u.adapters = &adapters;
+    u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
+    u.cache = &caches_[layer++];
+    model::BlockSaved unused;
+    model::Carry next;
+    model::block_forward(u, config_, model::block_weights(block), carry, unused, next);
+    carry = next;
+  }
+  return carry;
+}
+
+std::span<const float> Generator::logits_of(std::int64_t sequences, const model::Carry& carry) {
+  model::UnitContext u = context_of({.batch = sequences,
+                                     .sequence = carry.resid.rows() / sequences,
+                                     .tokens = {},
+                                     .targets = {},
+                                     .samples = {}});
+  View rows = model::head_logits(u, config_, model::head_weights(units_), carry).matrix();
+  if (type_ != DType::f32) {
+    const View exact = u.tensor(model::Keep::transient, DType::f32, {rows.rows(), rows.cols()});
+    u.run(kernels::Convert{.x = rows, .out = exact});
+    rows = exact;
+  }
+  const auto outputs = static_cast<std::size_t>(config_.outputs());
+  logits_.resize(static_cast<std::size_t>(rows.rows()) * outputs);
+  for (std::int64_t r = 0; r < rows.rows(); ++r) {
+    const auto row = std::span(logits_).subspan(static_cast<std::size_t>(r) * outputs, outputs);
+    tier_.read(rows.row_range(r, 1).data, std::as_writable_bytes(row));
+  }
+  return logits_;
+}
+
+std::span<const float> Generator::advance(std::span<const std::int32_t> tokens, std::int64_t slot) {
+  const std::int64_t count = std::ssize(tokens);
+  const model::CachedTokens cached{.slot = slot, .tokens = length(slot)};
+  const model::Carry carry = through_layers(tokens, std::span(&cached, 1));
+  lengths_[static_cast<std::size_t>(slot)] += count;
+  // Only the last token's logits are asked for.
+  const auto last = [&](const View& v) {
+    return v ? v.row_range(count - 1, 1).reshaped({1, 1, config_.hidden}) : View{};
+  };
+  return logits_of(1, {.resid = last(carry.resid), .pending = last(carry.pending)});
+}
+
+std::span<const float> Generator::advance_each(std::span<const std::int32_t> tokens) {
+  TESSERA_CHECK(std::ssize(tokens) == slots(), "{} tokens for {} slots", tokens.size(), slots());
+  std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
+  std::vector<model::CachedTokens> cached;
+  for (std::int64_t slot = 0; slot < slots(); ++slot) {
+    std::int32_t& id = ids[static_cast<std::size_t>(slot)];
+    TESSERA_CHECK(id >= 0 || length(slot) == 0, "slot {} has {} tokens", slot, length(slot));
+    id = std::max(id, 0);
+    cached.push_back({.slot = slot, .tokens = length(slot)});
+  }
+  const model::Carry carry = through_layers(ids, cached);
+  for (std::size_t i = 0; i < lengths_.size(); ++i) lengths_[i] += tokens[i] >= 0 ? 1 : 0;
+  return logits_of(slots(), carry);
+}
+
+std::span<const float> Generator::whole(std::span<const std::int32_t> tokens) {
+  forget();
+  const model::CachedTokens cached;
+  return logits_of(1, through_layers(tokens, std::span(&cached, 1)));
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,92 @@
+// The model's unit functions run eagerly on one process, with a cache of keys and values of several
+// sequences.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "memory/arena.hpp"
+#include "model/block.hpp"
+#include "model/ends.hpp"
+#include "train/state/model_state.hpp"
+#include "zero/unit_layout.hpp"
+
+namespace tessera::train {
+
+struct GeneratorOptions {
+  DType type = DType::f32;           // of weights, activations and cache
+  std::int64_t slots = 1;            // sequences that are gone on with at once
+  std::optional<std::int64_t> most;  // tokens of one; not given: the model's context
+};
+
+class Generator {
+ public:
+  /// Holds the whole model, in the memory that the device computes in, and keys and values of each
+  /// slot.
+  Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
+            const ParameterSource& parameters, GeneratorOptions options = {});
+
+  /// Tokens that a slot can see.
+  std::int64_t context() const { return context_; }
+  std::int64_t slots() const { return std::ssize(lengths_); }
+  /// Tokens that a slot has seen.
+  std::int64_t length(std::int64_t slot = 0) const {
+    return lengths_[static_cast<std::size_t>(slot)];
+  }
+  /// The slot begins anew.
+  void forget(std::int64_t slot = 0) { lengths_[static_cast<std::size_t>(slot)] = 0; }
+
+  /// Appends tokens (at most context() in all) to a slot; returns the logits (vocab) after the last
+  /// one. What a slot gets does not depend on the others, to the bit.
+  std::span<const float> advance(std::span<const std::int32_t> tokens, std::int64_t slot = 0);
+  /// Appends to each slot its token, and returns the logits after it, (slots, vocab). A token below
+  /// 0: the slot, which is empty, stays so, and its logits mean nothing. Products have the rows of
+  /// all slots, however many of them are used, so that the bits of each are always the same.
+  std::span<const float> advance_each(std::span<const std::int32_t> tokens);
+  /// Forgets what the first slot has seen; returns the logits of a sample: (tokens, vocab), or
+  /// (classes) where outputs are pooled.
+  std::span<const float> whole(std::span<const std::int32_t> tokens);
+
+ private:
+  View make(std::initializer_list<std::int64_t> extents);
+  /// The elements of a part of a unit, in the type that they are kept in.
+  void load(const View& part, const std::function<void(std::span<float>)>& read);
+  model::UnitContext context_of(const model::MicroBatch& batch);
+  /// Sequences of equally many tokens, each behind what its slot has seen; and what the head reads
+  /// of them.
+  model::Carry through_layers(std::span<const std::int32_t> tokens,
+                              std::span<const model::CachedTokens> cached);
+  /// The head's logits, without their padding.
+  std::span<const float> logits_of(std::int64_t sequences, const model::Carry& carry);
+
+  model::ModelConfig config_;
+  DType type_;
+  std::int64_t context_;
+  kernels::Device& device_;
+  memory::Tier& tier_;
+  std::vector<model::UnitDesc> descs_;
+  std::vector<model::UnitViews> units_;
+  std::vector<model::KvCache> caches_;  // of each layer
+  std::vector<std::int64_t> lengths_;   // of each slot
+  std::vector<float> logits_;
+  std::vector<std::unique_ptr<memory::Arena>> owned_;
+  /// What one call needs: blocks that are kept, and used from their begin again.
+  class Scratch {
+   public:
+    explicit Scratch(memory::Tier& tier) : tier_(tier) {}
+    std::byte* take(std::int64_t bytes);
+    void reset() { block_ = 0, used_ = 0; }
+
+   private:
+    memory::Tier& tier_;
+    std::vector<std::unique_ptr<memory::Arena>> blocks_;
+    std::size_t block_ = 0;
+    std::int64_t used_ = 0;  // of this block
+  };
+  Scratch scratch_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,248 @@
+// tessera generate: continues texts with a trained model.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/bytes.hpp"
+#include "core/terminal.hpp"
+#include "io/tokenizer_files.hpp"
+#include "io/tokenizer_json.hpp"
+#include "setup/inputs.hpp"
+#include "train/execution/engine.hpp"
+#include "verbs/bounds.hpp"
+#include "verbs/generate/batch.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+
+std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speaker& speaker) {
+  const std::string_view text = speaker.tokenizer.decode(id);
+  if (!text.empty() || speaker.source.tokenizer || o.tokenizer.empty() || o.accept_tokenizer)
+    return text;
+  throw DataError(fmt::format(
+      "{} chose token {} of its {}, which --tokenizer {} does not have ({} tokens): it is not the "
+      "tokenizer that the model was trained with. Give that one, or add --accept-tokenizer to "
+      "leave out such tokens",
+      speaker.source.name, id, speaker.source.model.vocab, o.tokenizer, speaker.tokenizer.vocab()));
+}
+
+std::vector<std::int32_t> encode_prompt(std::string_view text, const GenerateOptions& o,
+                                        io::Tokenizer& tokenizer) {
+  std::vector<std::int32_t> tokens = tokenizer.encode(text);
+  const auto& before = tokenizer.frame().before;
+  const bool spelled = std::ranges::mismatch(before, tokens).in1 == before.end();
+  if (o.special_tokens && !spelled) tokens.insert(tokens.begin(), before.begin(), before.end());
+  return tokens;
+}
+
+train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
+                                const backend::Backend& backend, const train::Job& job,
+                                std::int64_t slots, std::int64_t most) {
+  ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(job.control.rank()));
+  return {setup::model_config(speaker.source.model, speaker.source.task),
+          *backend.device,
+          *backend.device_tier,
+          tell_progress(speaker.source, progress),
+          {.type = o.type, .slots = slots, .most = most}};
+}
+
+namespace {
+
+/// Prints what follows the prompt's `tokens`, token by token.
+void continue_text(const GenerateOptions& o, const Speaker& speaker, train::Generator& generator,
+                   std::vector<std::int32_t> tokens) {
+  std::vector<std::int32_t> seen;
+  const auto left = [&] { return generator.context() - generator.length(); };
+  std::int64_t added = 0;
+  bool ended = false;
+  while (added < o.tokens && std::ssize(tokens) <= left()) {
+    seen.insert(seen.end(), tokens.begin(), tokens.end());
+    const std::span<const float> logits = generator.advance(tokens);
+    const std::int32_t id = train::sample_token(logits, o.rule, {.position = added}, seen);
+    if (speaker.tokenizer.end_of_text() == id) {
+      ended = true;
+      break;
+    }
+    fmt::print("{}", text_of(id, o, speaker));
+    std::fflush(stdout);
+    tokens.assign(1, id);
+    ++added;
+  }
+  fmt::print("\n");
+  if (ended || added == o.tokens) return;
+  std::fflush(stdout);
+  tell(
+      fmt::format("tessera: stopped after {} of --tokens {}: with the prompt they fill the "
+                  "model's context of {}\n",
+                  added, o.tokens, count_text(generator.context(), "token")));
+}
+
+ExitCode continue_prompt(const GenerateOptions& o, Speaker& speaker, const train::Job& job,
+                         const backend::Backend& backend) {
+  std::vector<std::int32_t> tokens = encode_prompt(*o.prompt, o, speaker.tokenizer);
+  if (tokens.empty())
+    throw DeckError("--prompt is empty: give at least one character to go on from");
+  const std::int64_t context = speaker.source.model.context;
+  if (std::ssize(tokens) > context) {
+    throw DeckError(fmt::format("--prompt has {}, more than the model's context of {}: shorten it",
+                                count_text(std::ssize(tokens), "token"), context));
+  }
+  train::Generator generator =
+      make_generator(o, speaker, backend, job, 1, std::min(context, std::ssize(tokens) + o.tokens));
+  fmt::print("{}", *o.prompt);
+  continue_text(o, speaker, generator, std::move(tokens));
+  return ExitCode::ok;
+}
+
+void check_options(const GenerateOptions& o, int ranks) {
+  if (o.prompts.empty()) {
+    if (!o.prompt) throw DeckError("give --prompt TEXT, or --prompts FILE and --out FILE");
+    if (ranks == 1) return;
+    throw DeckError(fmt::format(
+        "{} were started, but one alone continues a --prompt: start it once, as in srun "
+        "--ntasks=1, or give a file of --prompts, which they divide among them",
+        count_text(ranks, "process", "processes")));
+  }
+  if (!io::is_json_lines(o.prompts)) {
+    throw DeckError(fmt::format("--prompts {}: it is a file of JSON lines, .jsonl or .jsonl.gz",
+                                printable(o.prompts.string())));
+  }
+  if (std::ranges::count(o.stop, "") > 0)
+    throw DeckError("--stop \"\": give the text at which a completion ends");
+}
+
+/// DeckError for a model that was not trained to continue texts.
+void check_source(const ModelSource& source) {
+  if (deck::has_own_head(source.task.kind)) {
+    throw DeckError(fmt::format("{}: it {}: tessera classify asks it", source.name,
+                                deck::has_classes(source.task.kind)
+                                    ? "says which class a document or word is of"
+                                    : "says how good an answer is"));
+  }
+  if (source.model.attention != AttentionMask::causal) {
+    throw DeckError(fmt::format(
+        "{}: its attention is {}: it was trained to fill in masked tokens, not to continue a text",
+        source.name, enum_word(source.model.attention)));
+  }
+}
+
+/// The template of --chat, once the tokenizer is known.
+std::optional<io::ChatTemplate> open_chat(const GenerateOptions& o, const ModelSource& source,
+                                          const io::Tokenizer& tokenizer) {
+  if (!o.chat) return std::nullopt;
+  const std::string own = source.tokenizer ? source.tokenizer->string() : "";
+  const bool recognise = *o.chat == kRecognisedTemplate;
+  io::ChatTemplate chat = io::ChatTemplate::open(
+      recognise ? recognised_template(o.tokenizer.empty() ? own : o.tokenizer) : *o.chat);
+  if (!chat.has_turns() && !o.field.empty()) {
+    throw DeckError(fmt::format(
+        "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
+        "out",
+        o.field, *o.chat));
+  }
+  chat.bind(tokenizer);
+  return chat;
+}
+
+ExitCode run(const GenerateOptions& o, const train::Job& job) {
+  std::optional<Speaker> speaker;
+  job.control.together([&] {
+    check_options(o, job.control.size());
+    ModelSource source =
+        open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
+    check_source(source);
+    io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
+    auto chat = open_chat(o, source, tokenizer);
+    speaker.emplace(std::move(source), std::move(tokenizer), std::move(chat));
+  });
+  deck::Deck deck;
+  deck.run.backend = o.backend.value_or(deck::Backend::automatic);
+  const train::Hardware hardware(deck, job);
+  return o.prompts.empty() ? continue_prompt(o, *speaker, job, hardware.backend)
+                           : continue_prompts(o, *speaker, job, hardware.backend);
+}
+
+void add_sampling(CLI::App& verb, train::SamplingRule& rule) {
+  verb.add_option("--temperature", rule.temperature, "0: always the likeliest")
+      ->capture_default_str()
+      ->check(bounds(0.0));
+  verb.add_option("--top-k", rule.top_k, "only the k likeliest tokens; 0: all")
+      ->capture_default_str()
+      ->check(bounds(std::int64_t{0}));
+  verb.add_option("--top-p", rule.top_p, "only the likeliest tokens that make up this probability")
+      ->capture_default_str()
+      ->check(bounds(0.0, std::optional(1.0)));
+  verb.add_option("--min-p", rule.min_p,
+                  "only tokens at least so likely, times the likeliest; 0: all")
+      ->capture_default_str()
+      ->check(bounds(0.0, std::optional(1.0)));
+  verb.add_option("--repetition-penalty", rule.repetition_penalty,
+                  "above 1 makes tokens that were there before less likely, the prompt's too")
+      ->capture_default_str()
+      ->check(bounds(0.01));
+  verb.add_option("--seed", rule.seed, "of the draws")->capture_default_str();
+}
+
+void add_files(CLI::App& verb, GenerateOptions& o) {
+  auto* prompt = verb.add_option("--prompt", o.prompt, "text to continue on the terminal");
+  auto* prompts =
+      verb.add_option("--prompts", o.prompts,
+                      "a .jsonl file of prompts, each a line's \"prompt\"; all ranks continue "
+                      "them, several at once")
+          ->excludes(prompt);
+  auto* out = verb.add_option(
+      "--out", o.out,
+      "of --prompts: file for a JSON line a completion, in their order, which appears when all "
+      "are made; begun again after a kill, the same command goes on");
+  prompts->needs(out), out->needs(prompts);
+  const auto add = [&](const char* name, auto& value, const char* what) {
+    return verb.add_option(name, value, what)->needs(prompts);
+  };
+  add("--field", o.field, "of --prompts: the member that is the prompt, if not \"prompt\"");
+  add("--chat", o.chat,
+      "of --prompts: each line is a conversation (messages), or a prompt that the user says, and "
+      "this template makes of it what the model answers, as tokenize --chat does; auto: the "
+      "model's own");
+  add("--samples", o.samples, "of --prompts: completions of each")
+      ->capture_default_str()
+      ->check(bounds(std::int64_t{1}));
+  add("--batch", o.batch, "of --prompts: sequences that a rank goes on with at once")
+      ->capture_default_str()
+      ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{4096})));
+  add("--stop", o.stop, "of --prompts: a text at which a completion ends; may be given again");
+  verb.add_flag("--log-probabilities", o.log_probabilities,
+                "of --prompts: also the ids of tokens, and log p of each under the model")
+      ->needs(prompts);
+}
+
+}  // namespace
+
+Verb generate(CLI::App& app) {
+  auto* verb = app.add_subcommand("generate", "continue texts with a trained model");
+  auto o = std::make_shared<GenerateOptions>();
+  verb->add_option("MODEL", o->model, "checkpoint, run directory or Hugging Face directory")
+      ->required();
+  add_files(*verb, *o);
+  verb->add_option("--tokens", o->tokens, "how many tokens to add at most")
+      ->capture_default_str()
+      ->check(bounds(std::int64_t{1}));
+  verb->add_option("--tokenizer", o->tokenizer,
+                   "\"bytes\" or a tokenizer.json; default: the model's");
+  verb->add_flag("--accept-tokenizer", o->accept_tokenizer,
+                 "take a --tokenizer that is not the one which the model was trained with");
+  verb->add_flag_callback(
+      "--no-special-tokens", [o] { o->special_tokens = false; },
+      "leave out what the tokenizer's post-processor puts before a text, as of models whose "
+      "documents were made without");
+  add_sampling(*verb, o->rule);
+  add_type(*verb, o->type, "of weights and of what is computed");
+  add_allow_non_finite(*verb, [o] { o->finite = false; });
+  add_ema(*verb, o->weights);
+  add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
+            return run(*o, job);
+          }};
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,36 @@
+// The file of completions while it is made: OUT.partial, beside which OUT.partial.json says of what
+// it is, so that a job that was killed goes on where it was. It gets its name when it is whole.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string_view>
+
+#include "io/file.hpp"
+
+namespace tessera::verbs {
+
+class Results {
+ public:
+  /// `told` says all that the lines depend on. Where a file was begun, its whole lines count, and
+  /// what is behind them is cut off. DeckError where OUT is there, and where what was begun is of
+  /// something else, naming what; IoError where another process has it.
+  Results(std::filesystem::path out, const nlohmann::ordered_json& told);
+
+  /// Lines that are there.
+  std::int64_t lines() const { return lines_; }
+  /// Adds lines, each with its newline.
+  void append(std::string_view lines, std::int64_t count);
+  /// Makes them durable and gives the file its name.
+  void finish();
+
+ private:
+  void count_lines();
+
+  std::filesystem::path out_, partial_, told_;
+  std::optional<io::File> file_;
+  std::int64_t lines_ = 0, bytes_ = 0;
+};
+
+}  // namespace tessera::verbs
