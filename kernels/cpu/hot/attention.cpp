@@ -224,18 +224,71 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
   }
 }
 
-}  // namespace
+/// scores[t] = q . k[t] for a tile of keys.
+void score_keys(const HeadRows& k, const float* q, float* scores) {
+  with_type(k.view->type, [&]<typename T>() {
+    for (std::int64_t t = 0; t < k.tokens; ++t) {
+      const T* row = k.row<T>(t);
+      Vec sum(0.0F);
+      for_vectors(
+          k.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            sum = fmadd(load(q + i, kLanes), load(row + i, count), sum);
+          });
+      scores[t] = sum_of(sum);
+    }
+  });
+}
 
-void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
-               float* scratch) {
-  const std::int64_t dim = a.shape.head_dim;
-  const std::int64_t queries = a.q.shape[1], keys = a.k.shape[1];
-  const std::int64_t rows = unit.t.count(), first_query = a.first_token() + unit.t.begin;
-  const ForwardScratch x(a.shape, scratch);
-  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, dim}, a.shape.scale, x.q, x.padded);
-  clear(x.out, rows * x.padded);
-  for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked, x.sum[i] = 0;
+/// out += the sum of p[t] v[t] over a tile, in columns [first, first + kVecs vectors), of which
+/// only the last may be less than whole.
+template <int kVecs, typename T>
+void add_columns(const HeadRows& v, const float* p, std::int64_t first, float* out) {
+  const auto count = [&](int j) { return at_most(kLanes, v.dim - first - j * kLanes); };
+  Vec sums[kVecs];
+  for (int j = 0; j < kVecs; ++j) sums[j] = load(out + first + j * kLanes, kLanes);
+  for (std::int64_t t = 0; t < v.tokens; ++t) {
+    const T* row = v.row<T>(t) + first;
+    for (int j = 0; j < kVecs; ++j)
+      sums[j] = fmadd(Vec(p[t]), load(row + j * kLanes, count(j)), sums[j]);
+  }
+  for (int j = 0; j < kVecs; ++j) store(out + first + j * kLanes, sums[j], kLanes);
+}
 
+void add_values(const HeadRows& v, const float* p, float* out) {
+  constexpr int kAtOnce = 4;
+  with_type(v.view->type, [&]<typename T>() {
+    std::int64_t i = 0;
+    for (; i + kAtOnce * kLanes <= v.dim; i += kAtOnce * kLanes)
+      add_columns<kAtOnce, T>(v, p, i, out);
+    for (; i < v.dim; i += kLanes) add_columns<1, T>(v, p, i, out);
+  });
+}
+
+/// A single query, as a sequence that is generated has them: keys and values are read once, from
+/// where they are, and not packed for others.
+void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardScratch& x) {
+  const std::int64_t keys = a.k.shape[1], query = a.first_token(), dim = a.shape.head_dim,
+                     kv_head = a.shape.kv_head_of(unit.head);
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  const Range seen = sight_of(a.shape.mask, a.shape.window, keys)
+                         .keys_of(query, document_of(documents, unit.sample, query, keys));
+  for (std::int64_t s = seen.begin; s < seen.end; s += kTile) {
+    const std::int64_t count = at_most(kTile, seen.end - s);
+    const int vecs = static_cast<int>(ceil_div(count, kLanes));
+    score_keys({&a.k, unit.sample, s, count, kv_head, dim}, x.q, x.scores);
+    for (std::int64_t t = count; t < vecs * kLanes; ++t) x.scores[t] = 0;
+    if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, a.shape.soft_cap, nullptr);
+    mask_row(x.scores, {0, count}, vecs);
+    softmax_row(x.scores, vecs, x.padded, {x.out, x.max[0], x.sum[0]});
+    add_values({&a.v, unit.sample, s, count, kv_head, dim}, x.scores, x.out);
+  }
+}
+
+/// All queries of a unit, document by document.
+void forward_queries(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
+                     const ForwardScratch& x) {
+  const std::int64_t keys = a.k.shape[1], rows = unit.t.count(),
+                     first_query = a.first_token() + unit.t.begin;
   const TileDropout drop{a.dropout, rule, unit.sample, unit.head, a.first_token(), keys};
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   for (std::int64_t i = 0; i < rows;) {
@@ -244,7 +297,24 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
     forward_document(a, drop, unit, {i, end}, document, x);
     i = end;
   }
+}
 
+}  // namespace
+
+void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
+               float* scratch) {
+  const std::int64_t dim = a.shape.head_dim;
+  const std::int64_t queries = a.q.shape[1], rows = unit.t.count();
+  const ForwardScratch x(a.shape, scratch);
+  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, dim}, a.shape.scale, x.q, x.padded);
+  clear(x.out, rows * x.padded);
+  for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked, x.sum[i] = 0;
+
+  if (queries == 1 && a.dropout.p == 0) {
+    forward_query(a, unit, x);
+  } else {
+    forward_queries(a, rule, unit, x);
+  }
   for (std::int64_t i = 0; i < rows; ++i) {
     unpack(x.out + i * x.padded, x.padded, 1.0F / x.sum[i],
            {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, dim});

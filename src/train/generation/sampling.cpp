@@ -28,67 +28,62 @@ std::span<const float> penalised(std::span<const float> logits, const SamplingRu
   return copy;
 }
 
-/// Tokens and their weights, the likeliest first, found only as far as they are asked for.
-class Likeliest {
- public:
-  Likeliest(std::span<const float> logits, double temperature)
-      : logits_(logits), temperature_(temperature), rest_(logits.size()) {
-    std::iota(rest_.begin(), rest_.end(), 0);
-    top_ = *std::ranges::max_element(logits);
+/// Tokens that may be drawn, and how likely each is beside the likeliest.
+struct Candidates {
+  Candidates(std::span<const float> logits, double temperature)
+      : ids(logits.size()), weights(logits.size()) {
+    std::iota(ids.begin(), ids.end(), 0);
+    const double top = *std::ranges::max_element(logits);
+    std::ranges::transform(logits, weights.begin(), [&](float x) {
+      return std::exp((static_cast<double>(x) - top) / temperature);
+    });
   }
 
+  double weight(std::int32_t id) const { return weights[static_cast<std::size_t>(id)]; }
   bool likelier(std::int32_t a, std::int32_t b) const {
-    const float x = logit_of(logits_, a), y = logit_of(logits_, b);
-    return x != y ? x > y : a < b;
+    return weight(a) != weight(b) ? weight(a) > weight(b) : a < b;
   }
-  struct Less {
-    const Likeliest* of;
-    bool operator()(std::int32_t a, std::int32_t b) const { return of->likelier(b, a); }
-  };
-  /// Leaves the k likeliest.
-  void limit(std::size_t k) {
-    if (k >= rest_.size()) return;
-    const auto by = [this](std::int32_t a, std::int32_t b) { return likelier(a, b); };
-    std::nth_element(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(k), rest_.end(),
-                     by);
-    rest_.resize(k);
-    std::ranges::sort(rest_);
-  }
-  /// exp((x - the greatest) / temperature).
-  double weight(std::int32_t id) const {
-    return std::exp((static_cast<double>(logit_of(logits_, id)) - top_) / temperature_);
-  }
-  /// The sum of all weights that are left.
   double total() const {
-    return std::accumulate(rest_.begin(), rest_.end(), 0.0,
+    return std::accumulate(ids.begin(), ids.end(), 0.0,
                            [this](double sum, std::int32_t id) { return sum + weight(id); });
   }
-  bool empty() const { return rest_.empty(); }
-  std::int32_t first() {
-    make_heap();
-    return rest_.front();
+  /// Leaves the k likeliest.
+  void keep_likeliest(std::size_t k) {
+    if (k >= ids.size()) return;
+    std::ranges::nth_element(ids, ids.begin() + static_cast<std::ptrdiff_t>(k),
+                             [this](std::int32_t a, std::int32_t b) { return likelier(a, b); });
+    ids.resize(k);
+    std::ranges::sort(ids);
   }
-  void pop() {
-    make_heap();
-    std::ranges::pop_heap(rest_, Less{this});
-    rest_.pop_back();
+  /// Leaves the likeliest ones that make up `share` of all, if they are at least `least` as likely
+  /// as the likeliest one, which stays. They are found one after the other.
+  void keep_share(double share, double least) {
+    const double all = total();
+    const auto less = [this](std::int32_t a, std::int32_t b) { return likelier(b, a); };
+    std::ranges::make_heap(ids, less);
+    const double limit = least * weight(ids.front());
+    std::vector<std::int32_t> kept;
+    for (double sum = 0; !ids.empty(); ids.pop_back()) {
+      const std::int32_t id = ids.front();
+      if (!kept.empty() && (sum >= share * all || weight(id) < limit)) break;
+      kept.push_back(id);
+      sum += weight(id);
+      std::ranges::pop_heap(ids, less);
+    }
+    ids = std::move(kept);
+  }
+  /// The one at `u`, uniform in (0, 1), of their sum.
+  std::int32_t at(double u) const {
+    double left = u * total();
+    for (const std::int32_t id : ids) {
+      left -= weight(id);
+      if (left < 0) return id;
+    }
+    return ids.back();  // by rounding
   }
 
- private:
-  void make_heap() {
-    if (!heap_) std::ranges::make_heap(rest_, Less{this});
-    heap_ = true;
-  }
-
-  std::span<const float> logits_;
-  double temperature_, top_ = 0;
-  std::vector<std::int32_t> rest_;
-  bool heap_ = false;
-};
-
-struct Weighed {
-  std::int32_t id;
-  double weight;
+  std::vector<std::int32_t> ids;
+  std::vector<double> weights;  // of all tokens
 };
 
 }  // namespace
@@ -104,34 +99,12 @@ std::int32_t sample_token(std::span<const float> given, const SamplingRule& rule
     const auto likeliest = std::ranges::max_element(logits);  // the first of equals
     return static_cast<std::int32_t>(likeliest - logits.begin());
   }
-  Likeliest rest(logits, rule.temperature);
-  if (rule.top_k > 0) rest.limit(static_cast<std::size_t>(rule.top_k));
-  const double all = rest.total();
-  double kept = all;
-  std::vector<Weighed> found;
-  const auto find = [&] {
-    found.push_back({rest.first(), rest.weight(rest.first())});
-    rest.pop();
-  };
-  const bool some = rule.top_p < 1 || rule.min_p > 0;
-  if (some) {
-    find();
-    for (kept = found[0].weight; !rest.empty() && kept < rule.top_p * all &&
-                                 rest.weight(rest.first()) >= rule.min_p * found[0].weight;
-         kept += found.back().weight)
-      find();
-  }
+  Candidates candidates(logits, rule.temperature);
+  if (rule.top_k > 0) candidates.keep_likeliest(static_cast<std::size_t>(rule.top_k));
+  if (rule.top_p < 1 || rule.min_p > 0) candidates.keep_share(rule.top_p, rule.min_p);
   const RandomKey key = random_key(rule.seed, RandomPurpose::sampling, 0);
-  double left =
-      to_uniform(random_bits(key, draw.sequence, static_cast<std::uint64_t>(draw.position))) * kept;
-  for (std::size_t i = 0;; ++i) {
-    if (i == found.size()) {
-      if (some || rest.empty()) return found.back().id;
-      find();
-    }
-    left -= found[i].weight;
-    if (left < 0) return found[i].id;
-  }
+  return candidates.at(
+      to_uniform(random_bits(key, draw.sequence, static_cast<std::uint64_t>(draw.position))));
 }
 
 double log_probability(std::span<const float> logits, std::int32_t token) {

@@ -17,6 +17,45 @@ TEST(Attention, AgreesWithDoubleSoftmax) {
   });
 }
 
+// Which need not be packed: the next token of sequences that are generated.
+const std::vector<Case> kSingle = {{2, 1, 131, 4, 2, 64, 0},
+                                   {1, 1, 200, 5, 2, 7, 1, 0, 4, 1},
+                                   {1, 1, 64, 2, 1, 136, 8},
+                                   {1, 1, 70, 2, 2, 33, 0, 0.2F},
+                                   {.samples = 1,
+                                    .queries = 1,
+                                    .keys = 150,
+                                    .heads = 2,
+                                    .kv_heads = 1,
+                                    .dim = 80,
+                                    .gap = 3,
+                                    .window = 70,
+                                    .soft_cap = 2},
+                                   {.samples = 2,
+                                    .queries = 1,
+                                    .keys = 100,
+                                    .heads = 3,
+                                    .kv_heads = 1,
+                                    .dim = 16,
+                                    .gap = 0,
+                                    .lengths = {40, 60}},
+                                   {.samples = 1,
+                                    .queries = 1,
+                                    .keys = 190,
+                                    .heads = 2,
+                                    .kv_heads = 2,
+                                    .dim = 20,
+                                    .gap = 0,
+                                    .mask = AttentionMask::bidirectional,
+                                    .window = 50,
+                                    .first = 100}};
+
+TEST(Attention, OfASingleQueryAgreesWithDoubleSoftmax) {
+  for_attention_devices([](Device& device, DType type, const ScoreRounding& rounding) {
+    for (const Case& c : kSingle) expect_outputs(device, type, rounding, c);
+  });
+}
+
 const std::vector<Case> kBackward = {
     {1, 1, 1, 1, 1, 1, 0, 0},      {2, 17, 17, 3, 3, 16, 5, 0},
     {1, 70, 70, 4, 2, 20, 0, 0},   {1, 66, 66, 5, 2, 8, 0, 0.25F, 4, 1},
