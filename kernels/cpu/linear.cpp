@@ -15,6 +15,13 @@ namespace {
 
 constexpr std::int64_t kReductionPiece = 4096, kWidenedPiece = 1024;
 
+/// Of so few rows, such as the next tokens of sequences that are generated, a product takes the
+/// time of reading its weights, which the library does in a fraction of memory's rate. A row's
+/// results are then those that it has by itself.
+bool has_few_rows(const Linear& a) {
+  return a.operands == Operands::stored && a.x.rows() <= kMostFewRows;
+}
+
 void convert(const View& x, const View& out, Write write, const Context& context) {
   const View from = x.matrix(), to = out.matrix();
   parallel_ranges(context.threads, from.extent(0), 1,
@@ -114,10 +121,25 @@ void visit_products(const LinearBackwardWeight& a, ScratchCursor scratch, const 
   });
 }
 
+void run_few_rows(const Linear& a, const Context& context) {
+  ScratchCursor scratch(a.scratch);
+  const View x = widened(a.x.matrix(), scratch), y = a.y.matrix();
+  if (x.data != a.x.data) convert(a.x, x, Write::overwrite, context);
+  parallel_ranges(context.threads, y.cols(), 16, [&](Range columns) {
+    context.hot.multiply_few_rows(x, a.weight, a.bias, y, columns);
+  });
+}
+
 }  // namespace
 
 std::int64_t scratch_bytes(const Linear& a, const Context& context) {
   if (a.operands == Operands::fp8) return fp8_scratch_bytes(product_of(a), context);
+  if (has_few_rows(a)) {
+    check(a);
+    ScratchCursor cursor = ScratchCursor::measuring();
+    widened(a.x.matrix(), cursor);
+    return cursor.used();
+  }
   std::int64_t bytes = 0;
   visit_products(product_of(a), ScratchCursor::measuring(), context,
                  [&](const Product& p, const ScratchCursor& scratch) {
@@ -130,6 +152,8 @@ void run(const Linear& a, const Context& context) {
   check(a);
   if (a.operands == Operands::fp8) {
     run_fp8(product_of(a), context);
+  } else if (has_few_rows(a)) {
+    run_few_rows(product_of(a), context);
   } else {
     visit_products(
         product_of(a), ScratchCursor(a.scratch), context,

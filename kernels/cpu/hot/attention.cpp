@@ -10,9 +10,6 @@ namespace {
 
 constexpr float kMasked = -__builtin_inff();
 
-constexpr std::int64_t at_most(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-constexpr std::int64_t at_least(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
-
 /// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
 struct HeadRows {
   const View* view;

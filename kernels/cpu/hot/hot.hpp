@@ -18,6 +18,9 @@
 
 namespace tessera::kernels {
 
+/// Rows of x that multiply_few_rows takes.
+inline constexpr std::int64_t kMostFewRows = 32;
+
 /// The list of these functions, with their types: the table, what the files of hot/ define, and the
 /// table's values come from it.
 // clang-format off
@@ -67,6 +70,10 @@ namespace tessera::kernels {
   F(moment_ratio, std::int64_t(const MomentRatio&, Range elements)) \
   /* out = x * factor, for matrices of equal shape. */ \
   F(scale, void(const View& x, float factor, const View& out, Range rows)) \
+  /* y = x W^T + b in these columns, where x (M, K) is f32, M at most kMostFewRows, and bias may be \
+     absent. */ \
+  F(multiply_few_rows, void(const View& x, const View& weight, const View& bias, const View& y, \
+    Range columns)) \
   F(square_polynomial, void(const SquarePolynomial&, Range rows)) \
   /* out (+)= x for matrices of equal shape. */ \
   F(convert, void(const View& x, const View& out, Write, Range rows)) \

@@ -304,6 +304,13 @@ TESSERA_INLINE void join_pairs(Vec& even, Vec& odd) {
   even = load(all, kLanes), odd = load(all + kLanes, kLanes);
 }
 
+TESSERA_INLINE constexpr std::int64_t at_most(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
+}
+TESSERA_INLINE constexpr std::int64_t at_least(std::int64_t a, std::int64_t b) {
+  return a > b ? a : b;
+}
+
 /// body(i, count) over [0, n): whole vectors, then the tail.
 template <typename Body>
 TESSERA_INLINE void for_vectors(std::int64_t n, Body&& body) {

@@ -1,6 +1,7 @@
 #include "train/generation/completions.hpp"
 
 #include <algorithm>
+#include <exception>
 
 namespace tessera::train {
 
@@ -21,7 +22,8 @@ void Completions::add(std::uint64_t number, std::span<const std::int32_t> prompt
   place->emplace().completion.number = number;
   (*place)->seen.assign(prompt.begin(), prompt.end());
   const std::int64_t slot = place - sequences_.begin();
-  next_token(static_cast<std::size_t>(slot), generator_.advance(prompt, slot));
+  draw(static_cast<std::size_t>(slot), generator_.advance(prompt, slot));
+  take(static_cast<std::size_t>(slot));
 }
 
 void Completions::step() {
@@ -30,11 +32,22 @@ void Completions::step() {
     if (sequences_[slot]) last[slot] = sequences_[slot]->seen.back();
   const std::span<const float> logits = generator_.advance_each(last);
   const std::size_t vocab = logits.size() / last.size();
-  for (std::size_t slot = 0; slot < last.size(); ++slot)
-    if (last[slot] >= 0) next_token(slot, logits.subspan(slot * vocab, vocab));
+  std::vector<std::exception_ptr> failed(last.size());
+#pragma omp parallel for schedule(dynamic)
+  for (std::size_t slot = 0; slot < last.size(); ++slot) {
+    try {
+      if (last[slot] >= 0) draw(slot, logits.subspan(slot * vocab, vocab));
+    } catch (...) {
+      failed[slot] = std::current_exception();
+    }
+  }
+  for (std::size_t slot = 0; slot < last.size(); ++slot) {
+    if (failed[slot]) std::rethrow_exception(failed[slot]);
+    if (last[slot] >= 0) take(slot);
+  }
 }
 
-void Completions::next_token(std::size_t slot, std::span<const float> logits) {
+void Completions::draw(std::size_t slot, std::span<const float> logits) {
   Sequence& sequence = *sequences_[slot];
   Completion& made = sequence.completion;
   const std::int32_t id =
@@ -42,10 +55,13 @@ void Completions::next_token(std::size_t slot, std::span<const float> logits) {
   made.tokens.push_back(id);
   sequence.seen.push_back(id);
   if (log_p_) made.log_p.push_back(log_probability(logits, id));
+}
+
+void Completions::take(std::size_t slot) {
   const std::optional<Ending> ending = ending_of(slot);
   if (!ending) return;
-  made.ending = *ending;
-  Completion ended = std::move(made);
+  Completion ended = std::move(sequences_[slot]->completion);
+  ended.ending = *ending;
   sequences_[slot].reset();
   generator_.forget(static_cast<std::int64_t>(slot));
   done(std::move(ended));

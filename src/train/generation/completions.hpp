@@ -57,7 +57,10 @@ class Completions {
     Completion completion;
     std::vector<std::int32_t> seen;  // the prompt and what follows it
   };
-  void next_token(std::size_t slot, std::span<const float> logits);
+  /// The sequence's next token.
+  void draw(std::size_t slot, std::span<const float> logits);
+  /// Whether that ends it.
+  void take(std::size_t slot);
   /// Adds the text of its last token; whether that ends it.
   std::optional<Ending> ending_of(std::size_t slot);
 

@@ -6,8 +6,8 @@ namespace {
 struct Shape {
   std::int64_t m, n, k, gap;
 };
-const std::vector<Shape> kShapes = {
-    {1, 1, 1, 0}, {1, 7, 5, 3}, {17, 33, 13, 0}, {65, 31, 129, 5}, {3, 1030, 18, 2}};
+const std::vector<Shape> kShapes = {{1, 1, 1, 0},     {1, 7, 5, 3},     {17, 33, 13, 0},
+                                    {65, 31, 129, 5}, {3, 1030, 18, 2}, {70, 66, 48, 0}};
 
 /// sum over k of a(m, k) b(k, n), and of absolute values.
 struct Sum {
@@ -255,6 +255,30 @@ TEST(Linear, WeightGradientAgreesWithDoubleSums) {
           expect_sums(d_b, bias, s.m + 1, "d_bias");
         }
       }
+    }
+  });
+}
+
+// So that a sequence's next token does not depend on how many others there are beside it.
+TEST(Linear, OfFewRowsIsOfEachRowByItself) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
+    const std::int64_t most = 32, n = 37, k = 100;
+    const auto x = Tensor::random(type, {most, k}, 1), w = Tensor::random(type, {n, k}, 2),
+               b = Tensor::random(type, {n}, 3);
+    const auto product = [&](std::int64_t first, std::int64_t rows) {
+      Tensor y(type, {rows, n});
+      run(device, Linear{.x = x.view().row_range(first, rows),
+                         .weight = w.view(),
+                         .bias = b.view(),
+                         .y = y.view()});
+      return y.numbers();
+    };
+    Numbers each;
+    for (std::int64_t row = 0; row < most; ++row)
+      std::ranges::copy(product(row, 1), std::back_inserter(each));
+    for (const std::int64_t rows : {2, 3, 7, 16, 32}) {
+      const Numbers together = product(most - rows, rows);
+      EXPECT_TRUE(std::ranges::equal(together, std::span(each).last(together.size()))) << rows;
     }
   });
 }
