@@ -83,7 +83,7 @@ ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* arg
   for (const auto& [app, verb] : all) {
     if (!app->parsed()) continue;
     try {
-      return verb.launch == verbs::Launch::single ? verb.run() : run_on_ranks(verb, argc, argv);
+      return verb.is_single() ? verb.run() : run_on_ranks(verb, argc, argv);
     } catch (const AgreedError& e) {
       return report_once(e);
     } catch (...) {

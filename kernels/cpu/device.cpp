@@ -8,7 +8,8 @@ namespace {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
-      : matmul_(options.threads), context_{options.threads, hot_kernels(options.isa), matmul_} {}
+      : matmul_(options.threads),
+        context_{options.threads, hot_kernels(options.isa), matmul_, options.few_rows} {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {
     return std::visit([&](const auto& args) { return cpu::scratch_bytes(args, context_); }, call);

@@ -11,6 +11,10 @@ namespace tessera::kernels {
 struct CpuOptions {
   int threads = 1;  // of the team that every operation uses
   Isa isa = best_isa();
+  /// Products of x and a weight of up to 32 rows, such as the next tokens of sequences that are
+  /// generated, take the time of reading the weight once, where the library takes a few times that;
+  /// a row's bits are those that it has by itself. They are not those of the same row among more.
+  bool few_rows = false;
 };
 
 /// One thread at a time may use the device; which one may change. The bits of a result do not

@@ -15,11 +15,8 @@ namespace {
 
 constexpr std::int64_t kReductionPiece = 4096, kWidenedPiece = 1024;
 
-/// Of so few rows, such as the next tokens of sequences that are generated, a product takes the
-/// time of reading its weights, which the library does in a fraction of memory's rate. A row's
-/// results are then those that it has by itself.
-bool has_few_rows(const Linear& a) {
-  return a.operands == Operands::stored && a.x.rows() <= kMostFewRows;
+bool has_few_rows(const Linear& a, const Context& context) {
+  return context.few_rows && a.operands == Operands::stored && a.x.rows() <= kMostFewRows;
 }
 
 void convert(const View& x, const View& out, Write write, const Context& context) {
@@ -134,7 +131,7 @@ void run_few_rows(const Linear& a, const Context& context) {
 
 std::int64_t scratch_bytes(const Linear& a, const Context& context) {
   if (a.operands == Operands::fp8) return fp8_scratch_bytes(product_of(a), context);
-  if (has_few_rows(a)) {
+  if (has_few_rows(a, context)) {
     check(a);
     ScratchCursor cursor = ScratchCursor::measuring();
     widened(a.x.matrix(), cursor);
@@ -152,7 +149,7 @@ void run(const Linear& a, const Context& context) {
   check(a);
   if (a.operands == Operands::fp8) {
     run_fp8(product_of(a), context);
-  } else if (has_few_rows(a)) {
+  } else if (has_few_rows(a, context)) {
     run_few_rows(product_of(a), context);
   } else {
     visit_products(

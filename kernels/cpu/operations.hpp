@@ -10,6 +10,7 @@ struct Context {
   int threads;
   const HotKernels& hot;
   Matmul& matmul;
+  bool few_rows = false;  // CpuOptions
 };
 
 /// Most operations need no scratch; the others overload this.

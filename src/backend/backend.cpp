@@ -53,13 +53,13 @@ class HiddenGroup : public comm::Group {
   const memory::HiddenTier& tier_;
 };
 
-Backend cpu_backend(int threads) {
+Backend cpu_backend(int threads, bool few_rows) {
   return {.kind = deck::Backend::cpu,
           .name = count_text(threads, "CPU thread"),
           .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
           .device_is_host = true,
-          .device = kernels::make_cpu_device({.threads = threads}),
+          .device = kernels::make_cpu_device({.threads = threads, .few_rows = few_rows}),
           .start_beside = on_host_threads(threads),
           .start_on_host = on_host_threads(threads),
           .make_streams =
@@ -71,8 +71,8 @@ Backend cpu_backend(int threads) {
                            comm::Traffic) { return comm::make_mpi_group(members, shape); }};
 }
 
-Backend debug_backend(int threads) {
-  Backend b = cpu_backend(threads);
+Backend debug_backend(int threads, bool few_rows) {
+  Backend b = cpu_backend(threads, few_rows);
   b.kind = deck::Backend::debug;
   auto tier = std::make_unique<memory::HiddenTier>();
   const memory::HiddenTier& hidden = *tier;
@@ -141,8 +141,8 @@ Backend make_backend(const Settings& settings, const Ranks* ranks) {
   if (kind == deck::Backend::cuda) return make_cuda_backend(settings, ranks);
   if (settings.matmul == deck::Matmul::tf32)
     throw DeckError("precision.matmul = \"tf32\" is for GPUs (run.backend = \"cuda\")");
-  return kind == deck::Backend::debug ? debug_backend(settings.threads)
-                                      : cpu_backend(settings.threads);
+  return kind == deck::Backend::debug ? debug_backend(settings.threads, settings.few_rows)
+                                      : cpu_backend(settings.threads, settings.few_rows);
 }
 
 PlanningDevice make_planning_device(deck::Backend kind, int threads) {

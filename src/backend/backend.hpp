@@ -62,6 +62,7 @@ struct Settings {
   deck::Backend kind = deck::Backend::automatic;
   int threads = 1;  // of a CPU
   deck::Matmul matmul = deck::Matmul::same;
+  bool few_rows = false;  // of a CPU: kernels::CpuOptions, for generation
 };
 
 /// The ranks of a job that choose together.

@@ -27,6 +27,9 @@ struct Verb {
   Launch launch = Launch::single;
   std::function<ExitCode()> run;                            // Launch::single
   std::function<ExitCode(const train::Job&)> run_on_ranks;  // Launch::ranks
+  /// Of Launch::ranks: whether its options ask for what a single process does, by run().
+  std::function<bool()> alone = {};
+  bool is_single() const { return launch == Launch::single || (alone && alone()); }
 };
 
 // Each adds its subcommand and options to `app` and returns what to run.

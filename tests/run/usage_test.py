@@ -92,8 +92,7 @@ class Usage(RunTest):
         # Once, whoever started it how often.
         job = self.run_job(2, *sample, each=True)
         self.assertEqual(job.codes, [2, 2], job.output)
-        self.assertEqual(job.output.count("2 processes were started, but one alone continues a "
-                                          "--prompt"), 1, job.output)
+        self.assertEqual(job.output.count("2 separate programs were started"), 1, job.output)
         for verb in ("export", "import"):
             job = self.run_job(2, verb, model, "--to", self.dir / "to", each=True)
             self.assertEqual(job.codes, [2, 2], job.output)

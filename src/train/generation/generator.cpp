@@ -38,11 +38,24 @@ void Generator::load(const View& part, const std::function<void(std::span<float>
   if (type_ != DType::f32) device_.run(kernels::Convert{.x = elements, .out = part});
 }
 
+/// Tokens that a slot can see.
+static std::int64_t capacity_of(const model::ModelConfig& config, const GeneratorOptions& options) {
+  return std::min(config.context, options.most.value_or(config.context));
+}
+
+GeneratorBytes generator_bytes(const model::ModelConfig& config, const GeneratorOptions& options) {
+  std::int64_t elements = 0;
+  for (const auto& desc : model::model_units(config)) elements += zero::unit_layout(desc, 1).padded;
+  const std::int64_t cached = options.slots * capacity_of(config, options) * config.layers * 2 *
+                              config.kv_heads * config.head_dim;
+  return {.model = elements * size_of(options.type), .cache = cached * size_of(options.type)};
+}
+
 Generator::Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
                      const ParameterSource& parameters, GeneratorOptions options)
     : config_(config),
       type_(options.type),
-      context_(std::min(config.context, options.most.value_or(config.context))),
+      context_(capacity_of(config, options)),
       device_(device),
       tier_(tier),
       descs_(model::model_units(config)),

@@ -22,6 +22,12 @@ struct GeneratorOptions {
   std::optional<std::int64_t> most;  // tokens of one; not given: the model's context
 };
 
+/// What a generator keeps in the device's memory.
+struct GeneratorBytes {
+  std::int64_t model = 0, cache = 0;
+};
+GeneratorBytes generator_bytes(const model::ModelConfig& config, const GeneratorOptions& options);
+
 class Generator {
  public:
   /// Holds the whole model, in the memory that the device computes in, and keys and values of each

@@ -198,9 +198,8 @@ void report(const GenerateOptions& o, std::int64_t completions, double tokens, d
 
 }  // namespace
 
-ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const train::Job& job,
-                          const backend::Backend& backend) {
-  const comm::Control& control = job.control;
+ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const comm::Control& control,
+                          const OwnMachine& machine) {
   std::vector<Prompt> prompts;
   std::int64_t most = 0;
   std::uint64_t hash = 0;
@@ -212,7 +211,7 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
     for (const Prompt& prompt : prompts)
       most = std::max(most, std::min(context, std::ssize(prompt.tokens) + o.tokens));
     if (control.rank() == 0) speaker.source.parameters = hashed(speaker.source.parameters, hash);
-    generator.emplace(make_generator(o, speaker, backend, job, o.batch, most));
+    generator.emplace(make_generator(o, speaker, machine, o.batch, most));
   });
   control.together([&] {
     if (control.rank() != 0) return;

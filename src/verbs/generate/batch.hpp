@@ -7,7 +7,7 @@
 namespace tessera::verbs {
 
 /// Collective over the job's ranks.
-ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const train::Job& job,
-                          const backend::Backend& backend);
+ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const comm::Control& control,
+                          const OwnMachine& machine);
 
 }  // namespace tessera::verbs

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "comm/launcher.hpp"
 #include "core/bytes.hpp"
+#include "core/cores.hpp"
 #include "core/terminal.hpp"
 #include "io/tokenizer_files.hpp"
 #include "io/tokenizer_json.hpp"
 #include "setup/inputs.hpp"
-#include "train/execution/engine.hpp"
+#include "setup/threads.hpp"
 #include "verbs/bounds.hpp"
 #include "verbs/generate/batch.hpp"
 #include "verbs/verb.hpp"
@@ -36,15 +38,29 @@ std::vector<std::int32_t> encode_prompt(std::string_view text, const GenerateOpt
   return tokens;
 }
 
+/// MemoryError where the host's memory, in which the model is to be, has not enough left.
+static void check_memory(const model::ModelConfig& config, const train::GeneratorOptions& options,
+                         std::int64_t processes) {
+  const auto [model, cache] = train::generator_bytes(config, options);
+  const std::int64_t free = memory::available_bytes();
+  if (model + cache <= free / processes) return;
+  throw MemoryError(fmt::format(
+      "a rank needs {} for the model and {} for keys and values of {} of {}, but this node has {} "
+      "left for {}: use a smaller --batch, fewer --tokens, --type bf16 or f16, or fewer ranks a "
+      "node",
+      human_bytes(model), human_bytes(cache), count_text(options.slots, "sequence"),
+      count_text(options.most.value_or(config.context), "token"), human_bytes(free),
+      count_text(processes, "rank")));
+}
+
 train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
-                                const backend::Backend& backend, const train::Job& job,
-                                std::int64_t slots, std::int64_t most) {
-  ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(job.control.rank()));
-  return {setup::model_config(speaker.source.model, speaker.source.task),
-          *backend.device,
-          *backend.device_tier,
-          tell_progress(speaker.source, progress),
-          {.type = o.type, .slots = slots, .most = most}};
+                                const OwnMachine& machine, std::int64_t slots, std::int64_t most) {
+  const model::ModelConfig config = setup::model_config(speaker.source.model, speaker.source.task);
+  const train::GeneratorOptions options{.type = o.type, .slots = slots, .most = most};
+  memory::Tier& tier = *machine.backend.device_tier;
+  if (tier.of_host()) check_memory(config, options, machine.processes);
+  ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(machine.rank));
+  return {config, *machine.backend.device, tier, tell_progress(speaker.source, progress), options};
 }
 
 namespace {
@@ -78,32 +94,7 @@ void continue_text(const GenerateOptions& o, const Speaker& speaker, train::Gene
                   added, o.tokens, count_text(generator.context(), "token")));
 }
 
-ExitCode continue_prompt(const GenerateOptions& o, Speaker& speaker, const train::Job& job,
-                         const backend::Backend& backend) {
-  std::vector<std::int32_t> tokens = encode_prompt(*o.prompt, o, speaker.tokenizer);
-  if (tokens.empty())
-    throw DeckError("--prompt is empty: give at least one character to go on from");
-  const std::int64_t context = speaker.source.model.context;
-  if (std::ssize(tokens) > context) {
-    throw DeckError(fmt::format("--prompt has {}, more than the model's context of {}: shorten it",
-                                count_text(std::ssize(tokens), "token"), context));
-  }
-  train::Generator generator =
-      make_generator(o, speaker, backend, job, 1, std::min(context, std::ssize(tokens) + o.tokens));
-  fmt::print("{}", *o.prompt);
-  continue_text(o, speaker, generator, std::move(tokens));
-  return ExitCode::ok;
-}
-
-void check_options(const GenerateOptions& o, int ranks) {
-  if (o.prompts.empty()) {
-    if (!o.prompt) throw DeckError("give --prompt TEXT, or --prompts FILE and --out FILE");
-    if (ranks == 1) return;
-    throw DeckError(fmt::format(
-        "{} were started, but one alone continues a --prompt: start it once, as in srun "
-        "--ntasks=1, or give a file of --prompts, which they divide among them",
-        count_text(ranks, "process", "processes")));
-  }
+void check_prompts(const GenerateOptions& o) {
   if (!io::is_json_lines(o.prompts)) {
     throw DeckError(fmt::format("--prompts {}: it is a file of JSON lines, .jsonl or .jsonl.gz",
                                 printable(o.prompts.string())));
@@ -145,22 +136,66 @@ std::optional<io::ChatTemplate> open_chat(const GenerateOptions& o, const ModelS
   return chat;
 }
 
-ExitCode run(const GenerateOptions& o, const train::Job& job) {
+Speaker open_speaker(const GenerateOptions& o) {
+  ModelSource source =
+      open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
+  check_source(source);
+  io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
+  auto chat = open_chat(o, source, tokenizer);
+  return {std::move(source), std::move(tokenizer), std::move(chat)};
+}
+
+int start_threads(int cores) {
+  const int threads = setup::thread_count({}, cores);
+  setup::use_threads(threads);
+  return threads;
+}
+
+backend::Settings backend_settings(const GenerateOptions& o, int threads) {
+  return {
+      .kind = o.backend.value_or(deck::Backend::automatic), .threads = threads, .few_rows = true};
+}
+
+/// --prompt: as one process, on the terminal.
+ExitCode run(const GenerateOptions& o) {
+  if (!o.prompt) throw DeckError("give --prompt TEXT, or --prompts FILE and --out FILE");
+  comm::refuse_copies(comm::launch_of_process(), "but one alone continues a --prompt",
+                      "start it once, as in srun --ntasks=1, or give a file of --prompts, which "
+                      "all of them continue");
+  Speaker speaker = open_speaker(o);
+  std::vector<std::int32_t> tokens = encode_prompt(*o.prompt, o, speaker.tokenizer);
+  if (tokens.empty())
+    throw DeckError("--prompt is empty: give at least one character to go on from");
+  const std::int64_t context = speaker.source.model.context;
+  if (std::ssize(tokens) > context) {
+    throw DeckError(fmt::format("--prompt has {}, more than the model's context of {}: shorten it",
+                                count_text(std::ssize(tokens), "token"), context));
+  }
+  const int threads = start_threads(cores_each(std::array{own_cores()}));
+  const OwnMachine machine{.backend = backend::make_backend(backend_settings(o, threads), nullptr)};
+  train::Generator generator =
+      make_generator(o, speaker, machine, 1, std::min(context, std::ssize(tokens) + o.tokens));
+  fmt::print("{}", *o.prompt);
+  continue_text(o, speaker, generator, std::move(tokens));
+  return ExitCode::ok;
+}
+
+/// --prompts.
+ExitCode run_on_ranks(const GenerateOptions& o, const train::Job& job) {
   std::optional<Speaker> speaker;
+  int threads = 0;
   job.control.together([&] {
-    check_options(o, job.control.size());
-    ModelSource source =
-        open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
-    check_source(source);
-    io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
-    auto chat = open_chat(o, source, tokenizer);
-    speaker.emplace(std::move(source), std::move(tokenizer), std::move(chat));
+    check_prompts(o);
+    speaker.emplace(open_speaker(o));
+    threads = start_threads(job.mpi.cores());
   });
-  deck::Deck deck;
-  deck.run.backend = o.backend.value_or(deck::Backend::automatic);
-  const train::Hardware hardware(deck, job);
-  return o.prompts.empty() ? continue_prompt(o, *speaker, job, hardware.backend)
-                           : continue_prompts(o, *speaker, job, hardware.backend);
+  const backend::Ranks ranks{job.mpi, job.control};
+  const std::span<const int> nodes = job.mpi.node_of();
+  const int own = nodes[static_cast<std::size_t>(job.mpi.rank())];
+  const OwnMachine machine{.backend = backend::make_backend(backend_settings(o, threads), &ranks),
+                           .processes = std::ranges::count(nodes, own),
+                           .rank = job.mpi.rank()};
+  return continue_prompts(o, *speaker, job.control, machine);
 }
 
 void add_sampling(CLI::App& verb, train::SamplingRule& rule) {
@@ -240,9 +275,10 @@ Verb generate(CLI::App& app) {
   add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_ema(*verb, o->weights);
   add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");
-  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
-            return run(*o, job);
-          }};
+  return {.launch = Launch::ranks,
+          .run = [o] { return run(*o); },
+          .run_on_ranks = [o](const train::Job& job) { return run_on_ranks(*o, job); },
+          .alone = [o] { return o->prompts.empty(); }};
 }
 
 }  // namespace tessera::verbs

@@ -53,9 +53,16 @@ std::vector<std::int32_t> encode_prompt(std::string_view text, const GenerateOpt
 /// model that has no tokenizer of its own to compare with.
 std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speaker& speaker);
 
-/// The model in memory, with slots for `slots` sequences of `most` tokens.
+/// What a process has to itself.
+struct OwnMachine {
+  backend::Backend backend;
+  std::int64_t processes = 1;  // with whom it shares its node's memory
+  int rank = 0;                // 0 shows progress
+};
+
+/// The model in memory, MemoryError where it does not fit, with slots for `slots` sequences of
+/// `most` tokens.
 train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
-                                const backend::Backend& backend, const train::Job& job,
-                                std::int64_t slots, std::int64_t most);
+                                const OwnMachine& machine, std::int64_t slots, std::int64_t most);
 
 }  // namespace tessera::verbs

@@ -42,32 +42,44 @@ void expect_sums(const Tensor& got, const std::vector<Sum>& want, std::int64_t t
       what);
 }
 
-TEST(Linear, AgreesWithDoubleSums) {
-  for_devices_and_types([](Device& device, DType type) {
-    for (const Shape& s : kShapes) {
-      for (bool with_bias : {false, true}) {
-        const auto x = Tensor::random(type, {1, s.m, s.k}, 1, 1, s.gap);
-        const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
-        const auto b = Tensor::random(type, {s.n}, 3);
-        std::vector<Sum> want(static_cast<std::size_t>(s.m * s.n));
-        for (std::int64_t i = 0; i < s.m * s.n; ++i) {
-          Sum& sum = want[static_cast<std::size_t>(i)];
-          const std::int64_t row = i / s.n, column = i % s.n;
-          for (std::int64_t k = 0; k < s.k; ++k) sum.add(x[row * s.k + k] * w[column * s.k + k]);
-          if (with_bias) sum.add_bias(b[column]);
-        }
-        for (DType to : {DType::f32, type}) {
-          Tensor y(to, {1, s.m, s.n}, s.gap);
-          run(device, Linear{.x = x.view(),
-                             .weight = w.view(),
-                             .bias = with_bias ? b.view() : View(),
-                             .y = y.view()});
-          expect_sums(y, want, s.k + 1, "y");
-        }
+void expect_double_sums(Device& device, DType type) {
+  for (const Shape& s : kShapes) {
+    for (bool with_bias : {false, true}) {
+      const auto x = Tensor::random(type, {1, s.m, s.k}, 1, 1, s.gap);
+      const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
+      const auto b = Tensor::random(type, {s.n}, 3);
+      std::vector<Sum> want(static_cast<std::size_t>(s.m * s.n));
+      for (std::int64_t i = 0; i < s.m * s.n; ++i) {
+        Sum& sum = want[static_cast<std::size_t>(i)];
+        const std::int64_t row = i / s.n, column = i % s.n;
+        for (std::int64_t k = 0; k < s.k; ++k) sum.add(x[row * s.k + k] * w[column * s.k + k]);
+        if (with_bias) sum.add_bias(b[column]);
+      }
+      for (DType to : {DType::f32, type}) {
+        Tensor y(to, {1, s.m, s.n}, s.gap);
+        run(device, Linear{.x = x.view(),
+                           .weight = w.view(),
+                           .bias = with_bias ? b.view() : View(),
+                           .y = y.view()});
+        expect_sums(y, want, s.k + 1, "y");
       }
     }
-  });
+  }
 }
+
+TEST(Linear, AgreesWithDoubleSums) { for_devices_and_types(expect_double_sums); }
+
+/// As for_cpu_devices_and_types(), of devices with products of few rows of their own.
+void for_devices_of_few_rows(const std::function<void(Device&, DType)>& f) {
+  for (const Isa isa : isas()) {
+    for (const DType type : kTypes) {
+      SCOPED_TRACE(fmt::format("{} {}", enum_word(isa), to_string(type)));
+      f(*make_cpu_device({.threads = 2, .isa = isa, .few_rows = true}), type);
+    }
+  }
+}
+
+TEST(Linear, OfFewRowsAgreesWithDoubleSums) { for_devices_of_few_rows(expect_double_sums); }
 
 TEST(Linear, InputGradientAgreesWithDoubleSums) {
   for_devices_and_types([](Device& device, DType type) {
@@ -261,7 +273,7 @@ TEST(Linear, WeightGradientAgreesWithDoubleSums) {
 
 // So that a sequence's next token does not depend on how many others there are beside it.
 TEST(Linear, OfFewRowsIsOfEachRowByItself) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_of_few_rows([](Device& device, DType type) {
     const std::int64_t most = 32, n = 37, k = 100;
     const auto x = Tensor::random(type, {most, k}, 1), w = Tensor::random(type, {n, k}, 2),
                b = Tensor::random(type, {n}, 3);
