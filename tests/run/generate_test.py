@@ -67,7 +67,7 @@ class Files(Generate):
 
     def test_samples_stops_and_probabilities(self):
         self.run_code(0, *self.command("one.jsonl", "--log-probabilities"), ranks=2)
-        self.run_code(0, *self.command("some.jsonl", "--samples", 3, "--stop", "zzzz", "--stop", "o",
+        self.run_code(0, *self.command("some.jsonl", "--samples", 3, "--stop", "[o,z]", "--stop", "o",
                                        "--top-k", 20, "--repetition-penalty", 1.2))
         lines = self.lines("some.jsonl")
         self.assertEqual([(line["index"], line["sample"]) for line in lines],
@@ -134,6 +134,7 @@ class Files(Generate):
                  self.dir / "text.txt", *out),
                 (DECK, "give the text at which a completion ends", *self.command("o.jsonl", "--stop",
                                                                                 "")),
+                (DECK, "have a member of that name", *self.command("o.jsonl", "--field", "index")),
                 (DECK, "--chat", *self.command("o.jsonl", "--chat", "llama3"))):
             with self.subTest(text):
                 self.assertIn(text, self.run_code(code, *arguments, ranks=2))

@@ -56,7 +56,7 @@ class Usage(RunTest):
 
     def test_bounds_of_options_are_words(self):
         for option, value, words in (
-                ("--tokens", "0", "an integer, at least 1"),
+                ("--tokens", "0", "an integer, 1 to 1000000000"),
                 ("--top-k", "-1", "an integer, at least 0"),
                 ("--temperature", "-0.5", "a number, at least 0"),
                 ("--top-p", "1.5", "a number, 0 to 1")):

@@ -18,6 +18,25 @@ std::byte* Generator::Scratch::take(std::int64_t bytes) {
   return blocks_[block_]->base() + used_ - bytes;
 }
 
+bool Generator::Scratch::has(const std::byte* at) const {
+  return std::ranges::any_of(blocks_, [&](const auto& block) {
+    return at >= block->base() && at < block->base() + block->bytes();
+  });
+}
+
+void Generator::next_turn() {
+  turn_ = 1 - turn_;
+  scratch_[turn_].reset();
+}
+
+View Generator::own(model::UnitContext& u, const View& left) const {
+  if (!left || scratch_[turn_].has(left.data)) return left;
+  const View copy =
+      u.tensor(model::Keep::transient, left.type, {left.extent(0), left.extent(1), left.extent(2)});
+  u.run(kernels::Convert{.x = left, .out = copy});
+  return copy;
+}
+
 View Generator::make(std::initializer_list<std::int64_t> extents) {
   View v(nullptr, type_, extents);
   owned_.push_back(std::make_unique<memory::Arena>("model", tier_, v.elements() * size_of(type_)));
@@ -26,11 +45,11 @@ View Generator::make(std::initializer_list<std::int64_t> extents) {
 }
 
 void Generator::load(const View& part, const std::function<void(std::span<float>)>& read) {
-  scratch_.reset();
+  scratch_[turn_].reset();
   View elements = part;
   if (type_ != DType::f32) {
     elements = View(nullptr, DType::f32, {part.elements()});
-    elements.data = scratch_.take(elements.span_bytes());
+    elements.data = scratch_[turn_].take(elements.span_bytes());
   }
   tier_.fill(elements.data, elements.span_bytes(), [&](std::span<std::byte> bytes) {
     read({reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)});
@@ -60,7 +79,7 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
       tier_(tier),
       descs_(model::model_units(config)),
       lengths_(static_cast<std::size_t>(options.slots)),
-      scratch_(tier) {
+      scratch_{Scratch(tier), Scratch(tier)} {
   for (const auto& desc : descs_) {
     const zero::UnitLayout layout = zero::unit_layout(desc, 1);
     const View flat = make({layout.padded});
@@ -81,8 +100,8 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
 }
 
 model::UnitContext Generator::context_of(const model::MicroBatch& batch) {
-  return {device_, [this](model::Keep, std::int64_t bytes) { return scratch_.take(bytes); }, type_,
-          batch};
+  return {device_, [this](model::Keep, std::int64_t bytes) { return scratch_[turn_].take(bytes); },
+          type_, batch};
 }
 
 model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
@@ -92,9 +111,9 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
     TESSERA_CHECK(each > 0 && sequence.tokens + each <= context_, "{} tokens after {} of {}", each,
                   sequence.tokens, context_);
   }
-  scratch_.reset();
+  next_turn();
   View ids(nullptr, DType::i32, {batch, each});
-  ids.data = scratch_.take(ids.span_bytes());
+  ids.data = scratch_[turn_].take(ids.span_bytes());
   tier_.write(ids.data, std::as_bytes(tokens));
   model::UnitContext u = context_of({.batch = batch,
                                      .sequence = each,
@@ -116,10 +135,11 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
     u.adapters = &adapters;
     u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
     u.cache = &caches_[layer++];
+    next_turn();
     model::BlockSaved unused;
     model::Carry next;
     model::block_forward(u, config_, model::block_weights(block), carry, unused, next);
-    carry = next;
+    carry = {.resid = own(u, next.resid), .pending = own(u, next.pending)};
   }
   return carry;
 }

@@ -2,6 +2,7 @@
 // sequences.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -61,6 +62,10 @@ class Generator {
   /// The elements of a part of a unit, in the type that they are kept in.
   void load(const View& part, const std::function<void(std::span<float>)>& read);
   model::UnitContext context_of(const model::MicroBatch& batch);
+  /// The next layer's turn; and what the layer leaves, where it is not the layer's own but of the
+  /// one before, as its own.
+  void next_turn();
+  View own(model::UnitContext& u, const View& left) const;
   /// Sequences of equally many tokens, each behind what its slot has seen; and what the head reads
   /// of them.
   model::Carry through_layers(std::span<const std::int32_t> tokens,
@@ -79,12 +84,13 @@ class Generator {
   std::vector<std::int64_t> lengths_;   // of each slot
   std::vector<float> logits_;
   std::vector<std::unique_ptr<memory::Arena>> owned_;
-  /// What one call needs: blocks that are kept, and used from their begin again.
+  /// What a layer needs: blocks that are kept, and used from their begin again.
   class Scratch {
    public:
     explicit Scratch(memory::Tier& tier) : tier_(tier) {}
     std::byte* take(std::int64_t bytes);
     void reset() { block_ = 0, used_ = 0; }
+    bool has(const std::byte* at) const;
 
    private:
     memory::Tier& tier_;
@@ -92,7 +98,9 @@ class Generator {
     std::size_t block_ = 0;
     std::int64_t used_ = 0;  // of this block
   };
-  Scratch scratch_;
+  /// Layers take turns: what a layer makes lives until the one behind it has read it.
+  std::array<Scratch, 2> scratch_;
+  std::size_t turn_ = 0;
 };
 
 }  // namespace tessera::train

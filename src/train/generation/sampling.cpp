@@ -90,8 +90,10 @@ struct Candidates {
 
 std::int32_t sample_token(std::span<const float> given, const SamplingRule& rule, Draw draw,
                           std::span<const std::int32_t> before) {
-  if (std::ranges::any_of(given, [](float x) { return std::isnan(x); })) {
-    throw NonFiniteError("the model's logits are not numbers: its weights have diverged");
+  if (std::ranges::any_of(given, [](float x) { return !std::isfinite(x); })) {
+    throw NonFiniteError(
+        "the model's logits are not finite: its weights have diverged, or are computed with in a "
+        "type that overflows");
   }
   std::vector<float> copy;
   const std::span<const float> logits = penalised(given, rule, before, copy);

@@ -44,9 +44,14 @@ std::uint64_t hash_of(std::span<const Prompt> prompts) {
 }
 
 /// All that completions depend on.
-ordered_json told_of(const GenerateOptions& o, std::uint64_t model, std::uint64_t prompts) {
-  return {{"model", fmt::format("{:016x}", model)},
-          {"prompts", fmt::format("{:016x}", prompts)},
+ordered_json told_of(const GenerateOptions& o, const Speaker& speaker, std::uint64_t model,
+                     std::uint64_t prompts) {
+  const auto shown = [](std::uint64_t hash) { return fmt::format("{:016x}", hash); };
+  return {{"model", shown(model)},
+          {"architecture", shown(hash_text(speaker.source.deck))},
+          {"tokenizer", shown(hash_text(speaker.tokenizer.json()))},
+          {"prompts", shown(prompts)},
+          {"chat", o.chat.value_or("")},
           {"type", to_string(o.type)},
           {"tokens", o.tokens},
           {"samples", o.samples},
@@ -184,8 +189,8 @@ class Batch {
 train::StopRule stop_rule(const GenerateOptions& o, const Speaker& speaker) {
   train::StopRule stop{.most = o.tokens, .ends = {}, .texts = o.stop, .text_of = {}};
   if (const auto end = speaker.tokenizer.end_of_text()) stop.ends.push_back(*end);
-  if (const auto end = speaker.chat ? speaker.chat->learned_end() : std::nullopt)
-    stop.ends.push_back(*speaker.tokenizer.id_of(*end));
+  if (const auto text = speaker.chat ? speaker.chat->learned_end() : std::nullopt)
+    if (const auto end = speaker.tokenizer.id_of(*text)) stop.ends.push_back(*end);
   stop.text_of = [&](std::int32_t id) { return text_of(id, o, speaker); };
   return stop;
 }
@@ -206,16 +211,21 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const comm
   std::optional<train::Generator> generator;
   std::optional<Results> results;
   control.together([&] {
+    if (control.rank() == 0) Results::check_new(o.out);
     const std::int64_t context = speaker.source.model.context;
     prompts = read_prompts(o, speaker, context);
     for (const Prompt& prompt : prompts)
       most = std::max(most, std::min(context, std::ssize(prompt.tokens) + o.tokens));
+    check_memory(o, speaker.source, machine, o.batch, most);
+  });
+  control.together([&] {
     if (control.rank() == 0) speaker.source.parameters = hashed(speaker.source.parameters, hash);
     generator.emplace(make_generator(o, speaker, machine, o.batch, most));
   });
   control.together([&] {
     if (control.rank() != 0) return;
-    results.emplace(o.out, told_of(o, hash, hash_of(prompts)));
+    results.emplace(o.out, told_of(o, speaker, hash, hash_of(prompts)),
+                    std::ssize(prompts) * o.samples);
     if (results->lines() == 0) return;
     tell(fmt::format("going on after {} of {}\n", results->lines(),
                      count_text(std::ssize(prompts) * o.samples, "completion")));

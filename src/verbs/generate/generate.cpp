@@ -38,9 +38,12 @@ std::vector<std::int32_t> encode_prompt(std::string_view text, const GenerateOpt
   return tokens;
 }
 
-/// MemoryError where the host's memory, in which the model is to be, has not enough left.
-static void check_memory(const model::ModelConfig& config, const train::GeneratorOptions& options,
-                         std::int64_t processes) {
+void check_memory(const GenerateOptions& o, const ModelSource& source, const OwnMachine& machine,
+                  std::int64_t slots, std::int64_t most) {
+  if (!machine.backend.device_tier->of_host()) return;
+  const model::ModelConfig config = setup::model_config(source.model, source.task);
+  const train::GeneratorOptions options{.type = o.type, .slots = slots, .most = most};
+  const std::int64_t processes = machine.processes;
   const auto [model, cache] = train::generator_bytes(config, options);
   const std::int64_t free = memory::available_bytes();
   if (model + cache <= free / processes) return;
@@ -58,7 +61,6 @@ train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker
   const model::ModelConfig config = setup::model_config(speaker.source.model, speaker.source.task);
   const train::GeneratorOptions options{.type = o.type, .slots = slots, .most = most};
   memory::Tier& tier = *machine.backend.device_tier;
-  if (tier.of_host()) check_memory(config, options, machine.processes);
   ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(machine.rank));
   return {config, *machine.backend.device, tier, tell_progress(speaker.source, progress), options};
 }
@@ -173,8 +175,9 @@ ExitCode run(const GenerateOptions& o) {
   }
   const int threads = start_threads(cores_each(std::array{own_cores()}));
   const OwnMachine machine{.backend = backend::make_backend(backend_settings(o, threads), nullptr)};
-  train::Generator generator =
-      make_generator(o, speaker, machine, 1, std::min(context, std::ssize(tokens) + o.tokens));
+  const std::int64_t most = std::min(context, std::ssize(tokens) + o.tokens);
+  check_memory(o, speaker.source, machine, 1, most);
+  train::Generator generator = make_generator(o, speaker, machine, 1, most);
   fmt::print("{}", *o.prompt);
   continue_text(o, speaker, generator, std::move(tokens));
   return ExitCode::ok;
@@ -241,11 +244,12 @@ void add_files(CLI::App& verb, GenerateOptions& o) {
       "model's own");
   add("--samples", o.samples, "of --prompts: completions of each")
       ->capture_default_str()
-      ->check(bounds(std::int64_t{1}));
+      ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{1'000'000})));
   add("--batch", o.batch, "of --prompts: sequences that a rank goes on with at once")
       ->capture_default_str()
       ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{4096})));
-  add("--stop", o.stop, "of --prompts: a text at which a completion ends; may be given again");
+  add("--stop", o.stop, "of --prompts: a text at which a completion ends; may be given again")
+      ->allow_extra_args(false);
   verb.add_flag("--log-probabilities", o.log_probabilities,
                 "of --prompts: also the ids of tokens, and log p of each under the model")
       ->needs(prompts);
@@ -261,7 +265,7 @@ Verb generate(CLI::App& app) {
   add_files(*verb, *o);
   verb->add_option("--tokens", o->tokens, "how many tokens to add at most")
       ->capture_default_str()
-      ->check(bounds(std::int64_t{1}));
+      ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{1'000'000'000})));
   verb->add_option("--tokenizer", o->tokenizer,
                    "\"bytes\" or a tokenizer.json; default: the model's");
   verb->add_flag("--accept-tokenizer", o->accept_tokenizer,

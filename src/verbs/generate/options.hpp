@@ -60,8 +60,11 @@ struct OwnMachine {
   int rank = 0;                // 0 shows progress
 };
 
-/// The model in memory, MemoryError where it does not fit, with slots for `slots` sequences of
-/// `most` tokens.
+/// MemoryError where the host's memory, if the model is to be there, has not enough left for it and
+/// the keys and values of so many sequences of `most` tokens. Before any rank of the node loads it.
+void check_memory(const GenerateOptions& o, const ModelSource& source, const OwnMachine& machine,
+                  std::int64_t slots, std::int64_t most);
+/// The model in memory, with slots for `slots` sequences of `most` tokens.
 train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
                                 const OwnMachine& machine, std::int64_t slots, std::int64_t most);
 

@@ -20,6 +20,14 @@ std::string told_by(const nlohmann::ordered_json& line, const std::string& field
 }  // namespace
 
 std::vector<Prompt> read_prompts(const GenerateOptions& o, Speaker& speaker, std::int64_t context) {
+  for (const char* own :
+       {"index", "sample", "completion", "finish", "tokens", "token_ids", "log_probabilities"}) {
+    if (o.field != own) continue;
+    throw DeckError(
+        fmt::format("--field {}: lines of completions have a member of that name "
+                    "themselves: give the prompts another",
+                    own));
+  }
   io::DocumentRules rules{.field = o.field, .separator = {}, .prompts = true};
   if (speaker.chat) {
     rules.chat = &*speaker.chat;
@@ -43,7 +51,7 @@ std::vector<Prompt> read_prompts(const GenerateOptions& o, Speaker& speaker, std
           if (line.contains(member)) {
             told[member] = line[member];
           } else {
-            told = line;  // of a template that names what it reads
+            told["prompt"] = line;  // of a template that names what it reads
           }
         }
         prompt.told = told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

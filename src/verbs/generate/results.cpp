@@ -32,17 +32,20 @@ void check_told(const fs::path& file, const fs::path& partial, const nlohmann::o
 
 }  // namespace
 
-Results::Results(fs::path out, const nlohmann::ordered_json& told)
+void Results::check_new(const fs::path& out) {
+  io::check_out(out, "completions.jsonl");
+  if (!io::path_exists(out)) return;
+  throw DeckError(
+      fmt::format("--out {}: it is there, and is not overwritten: give another name, or "
+                  "remove it",
+                  printable(out.string())));
+}
+
+Results::Results(fs::path out, const nlohmann::ordered_json& told, std::int64_t most)
     : out_(std::move(out)),
       partial_(with_ending(out_, ".partial")),
       told_(with_ending(partial_, ".json")) {
-  io::check_out(out_, "completions.jsonl");
-  if (io::path_exists(out_)) {
-    throw DeckError(
-        fmt::format("--out {}: it is there, and is not overwritten: give another name, "
-                    "or remove it",
-                    printable(out_.string())));
-  }
+  check_new(out_);
   const bool begun = io::path_exists(partial_);
   if (begun && !io::path_exists(told_)) {
     throw DeckError(fmt::format(
@@ -50,7 +53,10 @@ Results::Results(fs::path out, const nlohmann::ordered_json& told)
         "another --out",
         printable(partial_.string()), printable(told_.string())));
   }
-  if (!begun) io::write_text(told_, told.dump(2) + "\n");
+  if (!begun) {
+    io::write_text(told_,
+                   told.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  }
   file_.emplace(partial_, begun ? io::OpenMode::update : io::OpenMode::create);
   if (!file_->try_lock(io::FileLock::exclusive)) {
     throw IoError(fmt::format("{}: another process writes it: wait for that, or give another --out",
@@ -59,6 +65,11 @@ Results::Results(fs::path out, const nlohmann::ordered_json& told)
   if (!begun) return;
   check_told(told_, partial_, told);
   count_lines();
+  if (lines_ <= most) return;
+  throw DeckError(
+      fmt::format("{}: has {} lines, and there are {} completions: something else wrote "
+                  "into it; remove it, or give another --out",
+                  printable(partial_.string()), lines_, most));
 }
 
 void Results::count_lines() {
@@ -84,8 +95,9 @@ void Results::append(std::string_view lines, std::int64_t count) {
 
 void Results::finish() {
   file_->sync();
-  file_->close();
+  check_new(out_);
   io::rename_path(partial_, out_);
+  file_->close();
   io::remove_tree(told_);
   io::sync_directory(out_.has_parent_path() ? out_.parent_path() : fs::path("."));
 }

@@ -13,10 +13,13 @@ namespace tessera::verbs {
 
 class Results {
  public:
-  /// `told` says all that the lines depend on. Where a file was begun, its whole lines count, and
-  /// what is behind them is cut off. DeckError where OUT is there, and where what was begun is of
-  /// something else, naming what; IoError where another process has it.
-  Results(std::filesystem::path out, const nlohmann::ordered_json& told);
+  /// Before long work: DeckError where OUT is there, IoError where it cannot be.
+  static void check_new(const std::filesystem::path& out);
+  /// `told` says all that the lines, `most` of them, depend on. Where a file was begun, its whole
+  /// lines count, and what is behind them is cut off. As check_new(); DeckError also where what was
+  /// begun is of something else, naming what, or has more lines; IoError where another process has
+  /// it.
+  Results(std::filesystem::path out, const nlohmann::ordered_json& told, std::int64_t most);
 
   /// Lines that are there.
   std::int64_t lines() const { return lines_; }

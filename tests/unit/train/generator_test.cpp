@@ -89,7 +89,7 @@ SlotLogits in_slot(Generator& generator, std::span<const std::int32_t> tokens, s
 // To the bit, in whatever slot and beside whatever; and what training sees. Experts' products have
 // rows of all slots' tokens, so only the latter is said of them.
 TEST(Generator, SlotsDoNotSeeEachOther) {
-  const auto device = kernels::make_cpu_device({});
+  const auto device = kernels::make_cpu_device({.few_rows = true});
   for (auto config :
        {gpt2_like(), llama_like(), qwen_like(), gemma2_like(), gpt_neox_like(), mixtral_like()}) {
     const bool experts = config.experts.count > 0;
@@ -158,7 +158,7 @@ class CompletionsTest : public testing::Test {
  protected:
   CompletionsTest()
       : config_(gpt2_like()),
-        device_(kernels::make_cpu_device({})),
+        device_(kernels::make_cpu_device({.few_rows = true})),
         generator_(config_, *device_, tier_, test_values(11), {.slots = 3}) {
     stop_.most = 6;
     stop_.text_of = text_of_id;
@@ -355,6 +355,9 @@ TEST(SampleToken, RefusesLogitsThatAreNotNumbers) {
   for (std::size_t i = 0; i < logits.size(); i += 3) logits[i] = std::nanf("");
   EXPECT_THROW(sample_token(logits, {}, {}), NonFiniteError);
   EXPECT_THROW(sample_token(logits, {.temperature = 0}, {}), NonFiniteError);
+  logits.assign(1000, 1);
+  logits[7] = INFINITY;
+  EXPECT_THROW(sample_token(logits, {}, {}), NonFiniteError);
 }
 
 }  // namespace
