@@ -470,7 +470,7 @@ std::vector<TemplatePiece> ChatTemplate::render_prompt(const JsonCursor& line,
     return pieces;
   }
   std::optional<JsonCursor> prompt;
-  for (const std::string_view name : {"messages", "conversations", "prompt"})
+  for (const std::string_view name : kPromptMembers)
     if (field.empty() && !prompt) prompt = line.find(name);
   if (!field.empty()) prompt = line[field];
   if (!prompt) line.fail("none of \"messages\", \"conversations\" and \"prompt\" is there");

@@ -54,6 +54,10 @@ struct TemplatePiece {
   bool learned = false;
 };
 
+/// Where a line's prompt is, if nothing else is said: in the first of these that it has.
+inline constexpr std::array<std::string_view, 3> kPromptMembers = {"messages", "conversations",
+                                                                   "prompt"};
+
 class ChatTemplate {
  public:
   /// One of names(), or a JSON file. DeckError for another

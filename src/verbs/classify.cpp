@@ -339,13 +339,7 @@ ExitCode run(ClassifyOptions& o) {
   std::optional<io::ChatTemplate> chat;
   if (o.chat) {
     chat = io::ChatTemplate::open(*o.chat);
-    if (!chat->has_turns() && !o.rules.field.empty()) {
-      throw DeckError(fmt::format(
-          "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
-          "out",
-          o.rules.field, *o.chat));
-    }
-    chat->bind(tokenizer);
+    bind_template(*chat, *o.chat, o.rules.field, tokenizer);
     o.rules.chat = &*chat;
   }
   if (source.is_hugging_face && !o.rules.special_tokens && !o.chat) {

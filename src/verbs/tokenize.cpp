@@ -225,13 +225,7 @@ Tokenizing open_tokenizing(const TokenizeOptions& o, const std::string& learned)
   std::optional<io::ChatTemplate> chat;
   if (o.chat) chat = io::ChatTemplate::open(*o.chat);
   io::Tokenizer tokenizer = learned.empty() ? open_tokenizer(o, chat) : open_learned(learned, o);
-  if (chat && !chat->has_turns() && !o.rules.field.empty()) {
-    throw DeckError(fmt::format(
-        "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
-        "out, or write a template of your own",
-        o.rules.field, *o.chat));
-  }
-  if (chat) chat->bind(tokenizer);
+  if (chat) bind_template(*chat, *o.chat, o.rules.field, tokenizer);
   const io::SpecialFrame& frame = tokenizer.frame();
   if (o.rules.special_tokens && frame.before.empty() && frame.behind.empty()) {
     throw DeckError(
@@ -303,6 +297,17 @@ std::string recognised_template(const std::string& tokenizer) {
       "--chat auto: {} {}: name one of {}, or a JSON file", file.string(),
       jinja ? "has a chat_template that is none of the known ones" : "has no chat_template",
       fmt::join(io::ChatTemplate::names(), ", ")));
+}
+
+void bind_template(io::ChatTemplate& chat, const std::string& name, const std::string& field,
+                   const io::Tokenizer& tokenizer) {
+  if (!chat.has_turns() && !field.empty()) {
+    throw DeckError(fmt::format(
+        "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
+        "out, or write a template of your own",
+        field, name));
+  }
+  chat.bind(tokenizer);
 }
 
 void add_separator(CLI::App& app, std::string& separator) {

@@ -92,6 +92,11 @@ void add_type(CLI::App& app, DType& type, const std::string& what);
 std::string recognised_template(const std::string& tokenizer);
 inline constexpr auto kRecognisedTemplate = "auto";  // the word of --chat for it
 
+/// Finds a template's tokens; `name` is what --chat has called it. DeckError for a --field that it
+/// does not heed.
+void bind_template(io::ChatTemplate& chat, const std::string& name, const std::string& field,
+                   const io::Tokenizer& tokenizer);
+
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);
 

@@ -59,7 +59,7 @@ class Completions {
   };
   /// The sequence's next token.
   void draw(std::size_t slot, std::span<const float> logits);
-  /// Whether that ends it.
+  /// Ends the sequence where that token does.
   void take(std::size_t slot);
   /// Adds the text of its last token; whether that ends it.
   std::optional<Ending> ending_of(std::size_t slot);

@@ -128,13 +128,7 @@ std::optional<io::ChatTemplate> open_chat(const GenerateOptions& o, const ModelS
   const bool recognise = *o.chat == kRecognisedTemplate;
   io::ChatTemplate chat = io::ChatTemplate::open(
       recognise ? recognised_template(o.tokenizer.empty() ? own : o.tokenizer) : *o.chat);
-  if (!chat.has_turns() && !o.field.empty()) {
-    throw DeckError(fmt::format(
-        "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
-        "out",
-        o.field, *o.chat));
-  }
-  chat.bind(tokenizer);
+  bind_template(chat, *o.chat, o.field, tokenizer);
   return chat;
 }
 

@@ -12,8 +12,8 @@ namespace {
 
 /// The member that a conversation is read from, as io::ChatTemplate finds it.
 std::string told_by(const nlohmann::ordered_json& line, const std::string& field) {
-  for (const char* name : {"messages", "conversations", "prompt"})
-    if (field.empty() && line.contains(name)) return name;
+  for (const std::string_view name : io::kPromptMembers)
+    if (field.empty() && line.contains(name)) return std::string(name);
   return field;
 }
 
