@@ -9,6 +9,7 @@
 #include "core/hash.hpp"
 #include "io/file.hpp"
 #include "io/replace_all.hpp"
+#include "io/tokenizer_files.hpp"
 #include "io/unicode.hpp"
 #include "io/utf8.hpp"
 
@@ -109,11 +110,23 @@ std::optional<std::string_view> ChatTemplate::recognised(std::string_view jinja)
   return found->name;
 }
 
+std::string recognised_template(const std::filesystem::path& tokenizer_json,
+                                std::string_view option) {
+  const auto jinja = chat_template_of(tokenizer_json);
+  const auto found = jinja ? ChatTemplate::recognised(*jinja) : std::nullopt;
+  if (found) return std::string(*found);
+  throw DeckError(fmt::format(
+      "{} auto: {} {}: name one of {}, or a JSON file", option,
+      tokenizer_config_of(tokenizer_json).string(),
+      jinja ? "has a chat_template that is none of the known ones" : "has no chat_template",
+      fmt::join(ChatTemplate::names(), ", ")));
+}
+
 ChatTemplate ChatTemplate::open(const std::string& name) {
   const auto built_in = std::ranges::find(kBuiltIn, name, &BuiltIn::name);
   if (built_in != kBuiltIn.end()) return parse(built_in->text, name);
   if (!name.ends_with(".json")) {
-    throw DeckError(fmt::format("--chat {}: no such template; there are {}, and JSON files", name,
+    throw DeckError(fmt::format("no chat template is called {}: there are {}, and JSON files", name,
                                 fmt::join(names(), ", ")));
   }
   return parse(read_text(name, kLargestTemplate), name);

@@ -36,6 +36,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -57,6 +58,13 @@ struct TemplatePiece {
 /// Where a line's prompt is, if nothing else is said: in the first of these that it has.
 inline constexpr std::array<std::string_view, 3> kPromptMembers = {"messages", "conversations",
                                                                    "prompt"};
+
+/// The word for the template that recognised_template() finds.
+inline constexpr auto kRecognisedTemplate = "auto";
+/// The name of the built-in template that makes what the chat_template beside a tokenizer.json
+/// does. DeckError where there is none, or none that is known; `option` is what has asked for it.
+std::string recognised_template(const std::filesystem::path& tokenizer_json,
+                                std::string_view option);
 
 class ChatTemplate {
  public:

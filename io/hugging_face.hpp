@@ -48,6 +48,8 @@ class HfModel {
   bool has(std::string_view parameter) const {
     return sources_.contains(parameter) || (adapters_ && adapters_->has(parameter));
   }
+  /// Whether it is a directory of adapters.
+  bool has_adapters() const { return adapters_ != nullptr; }
   /// The names of tensors that are of other heads than the model's, and are not read.
   std::span<const std::string> other_heads() const { return other_heads_; }
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.

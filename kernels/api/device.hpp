@@ -17,6 +17,7 @@
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/orthogonal.hpp"
+#include "kernels/api/policy.hpp"
 #include "kernels/api/pool.hpp"
 #include "kernels/api/preference.hpp"
 #include "kernels/api/quantize.hpp"
@@ -47,6 +48,7 @@ namespace tessera::kernels {
   F(ClassifyPart) \
   F(ClassifyLoss) \
   F(ClassifyGradient) \
+  F(PolicyLoss) \
   F(PreferenceLoss) \
   F(Score) \
   F(ScoreGradient) \

@@ -435,6 +435,13 @@ class Bench {
   void pairs(const View& targets, const View& losses, const View& scale) {
     BenchMemory memory(tier_);
     const std::int64_t half = targets.cols() / 2;
+    row(PolicyLoss{.target_losses = losses,
+                   .targets = targets,
+                   .advantages = memory.floats(DType::f32, {losses.elements()}),
+                   .scale = scale,
+                   .losses = memory.zeros(DType::f32, {losses.elements()}),
+                   .slopes = memory.zeros(DType::f32, {losses.elements()})},
+        text(losses));
     row(PreferenceLoss{.target_losses = losses.range(0, 2 * half).reshaped({2, half}),
                        .targets = targets.range(0, 2 * half),
                        .reference = memory.zeros(DType::f64, {2}),

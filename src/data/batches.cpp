@@ -3,16 +3,24 @@
 #include <algorithm>
 
 #include "core/at.hpp"
+#include "core/error.hpp"
 #include "core/random.hpp"
 #include "core/thread.hpp"
 
 namespace tessera::data {
 
+void DocumentRule::add_padding(std::vector<std::int64_t>& ends, std::int64_t count,
+                               std::int64_t length) const {
+  for (std::int64_t end = count; longest > 0 && length - end > longest;)
+    ends.push_back(end += longest);
+}
+
 DocumentRule document_rule(const deck::Deck& deck) {
   constexpr std::int64_t kPadding = 64;  // tokens that see each other for nothing
   DocumentRule rule{.separate = deck.data.documents == deck::Documents::separate,
                     .positions = deck.data.positions == deck::Positions::document,
-                    .whole = deck.batch.token_budget || deck::has_pairs(deck.task.kind),
+                    .whole = deck.batch.token_budget || deck::has_pairs(deck.task.kind) ||
+                             deck::draws_answers(deck.task.kind),
                     .longest = std::min(deck.model.context, kPadding),
                     .separator = {}};
   if (deck.data.separator) rule.separator = static_cast<std::int32_t>(*deck.data.separator);
@@ -107,7 +115,7 @@ void Batches::read_sequence(std::int64_t sample, Range tokens, std::int64_t leng
     for (const std::int64_t end : ends) targets[static_cast<std::size_t>(end - 1)] = -1;
   }
   if (count < length && (ends.empty() || ends.back() < count)) ends.push_back(count);
-  add_padding(ends, count, length);
+  documents_.add_padding(ends, count, length);
   step.add_documents(ends, length);
 }
 
@@ -142,7 +150,7 @@ void Batches::read_document(Range tokens, std::int64_t length, StepTokens& step)
   }
   std::vector<std::int64_t> ends;
   if (!tokens.empty()) ends.push_back(tokens.count());
-  add_padding(ends, tokens.count(), length);
+  documents_.add_padding(ends, tokens.count(), length);
   step.add_documents(ends, length);
 }
 
@@ -185,13 +193,6 @@ std::vector<std::int64_t> Batches::document_ends(Range tokens,
   return ends;
 }
 
-/// Adds the ends of what fills a sequence up to `length` behind `count` tokens.
-void Batches::add_padding(std::vector<std::int64_t>& ends, std::int64_t count,
-                          std::int64_t length) const {
-  for (std::int64_t end = count; documents_.longest > 0 && length - end > documents_.longest;)
-    ends.push_back(end += documents_.longest);
-}
-
 void Batches::prefetch(std::int64_t first, const BatchShare& share) {
   std::packaged_task<StepTokens()> reading([this, first, share] { return read(first, share); });
   pending_ = reading.get_future();
@@ -206,6 +207,16 @@ void Batches::begin(std::int64_t first, const BatchShare& share) {
   current_ = read(first, share);
 }
 
+std::exception_ptr Batches::begin_or_blank(std::int64_t first, const BatchShare& share) {
+  try {
+    begin(first, share);
+    return nullptr;
+  } catch (const Error&) {
+    begin_blank(share);
+    return std::current_exception();
+  }
+}
+
 void Batches::begin_blank(const BatchShare& share) {
   const std::int64_t sequences = share.micro_batches * share.micro;
   current_ = {.first = -1, .share = share};
@@ -218,7 +229,7 @@ void Batches::begin_blank(const BatchShare& share) {
   if (references_) current_.reference.resize(current_.samples.size());
   for (std::int64_t i = 0; documents_.separate && i < sequences; ++i) {
     std::vector<std::int64_t> ends;
-    add_padding(ends, 0, share.sequence);
+    documents_.add_padding(ends, 0, share.sequence);
     current_.add_documents(ends, share.sequence);
   }
   current_.keep_chunks(documents_.positions);
@@ -233,12 +244,17 @@ void StepTokens::keep_chunks(bool by_document) {
   documents = whole.documents;
   const auto add = [&](std::int64_t sample, std::int64_t start) {
     const auto begin = static_cast<std::ptrdiff_t>(sample * share.sequence + start);
-    const auto of = [&](const std::vector<std::int32_t>& all) {
+    const auto of = [&](const auto& all) {
       return std::span(all).subspan(static_cast<std::size_t>(begin),
                                     static_cast<std::size_t>(length));
     };
     std::ranges::copy(of(whole.tokens), std::back_inserter(tokens));
     std::ranges::copy(of(whole.targets), std::back_inserter(targets));
+    for (const auto drawn : {&StepTokens::advantages, &StepTokens::weights,
+                             &StepTokens::drawn_losses, &StepTokens::reference_losses}) {
+      if (!(whole.*drawn).empty())
+        std::ranges::copy(of(whole.*drawn), std::back_inserter(this->*drawn));
+    }
     samples.push_back(at(whole.samples, sample));
     tallies.push_back(at(whole.tallies, sample));
     counted.push_back(counted_of(of(whole.targets)));
@@ -291,6 +307,10 @@ void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
   copy(tallies, views.tallies);
   copy(positions, views.positions);
   copy(reference, views.reference);
+  copy(advantages, views.advantages);
+  copy(weights, views.weights);
+  copy(drawn_losses, views.drawn_losses);
+  copy(reference_losses, views.reference_losses);
 }
 
 }  // namespace tessera::data

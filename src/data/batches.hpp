@@ -1,6 +1,7 @@
 // The tokens of a step, read ahead by a thread of their own so that loading does not stall a step.
 #pragma once
 
+#include <exception>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -46,6 +47,9 @@ struct DocumentRule {
   std::int64_t longest = 0;  // tokens of a document of padding, at most; 0: any number
   /// The token that ends a document; nothing: documents end where their files say.
   std::optional<std::int32_t> separator;
+
+  /// Adds the ends of what fills a sequence up to `length` behind `count` tokens.
+  void add_padding(std::vector<std::int64_t>& ends, std::int64_t count, std::int64_t length) const;
 };
 
 /// Masked language modelling (Devlin et al. 2019, section 3.1): a share of the tokens are targets
@@ -91,6 +95,8 @@ struct StepTokens {
   std::vector<std::int64_t> counted;    // per sample, how many targets count
   std::vector<std::int32_t> tallies;    // per sample, which tally it counts in
   std::vector<double> reference;        // per sample, its log p under the reference model, if any
+  // Per sample T, where targets were drawn, as plan::LoadBatch has them.
+  std::vector<float> advantages, weights, drawn_losses, reference_losses;
   std::vector<std::int32_t> positions;  // per chunk (T, 2), where sequences are cut
 
   /// How many targets count.
@@ -107,7 +113,25 @@ struct StepTokens {
   void load(std::int64_t k, const plan::LoadBatch& views) const;
 };
 
-class Batches {
+/// Where the tokens of steps come from.
+class StepSource {
+ public:
+  virtual ~StepSource() = default;
+  /// The step whose first global sample is `first` may be made from now on, beside others.
+  virtual void prefetch(std::int64_t, const BatchShare&) {}
+  /// Makes that step current.
+  virtual void begin(std::int64_t first, const BatchShare& share) = 0;
+  /// The same; where this rank alone cannot have its tokens, a step of zeros, and returns why.
+  virtual std::exception_ptr begin_or_blank(std::int64_t first, const BatchShare& share) = 0;
+  /// This data rank's part of the current step. A sample's tally is the entry of the corpus that it
+  /// is of.
+  const StepTokens& current() const { return current_; }
+
+ protected:
+  StepTokens current_;
+};
+
+class Batches final : public StepSource {
  public:
   Batches(const io::TokenCorpus& corpus, SampleTokens tokens_of, const BatchRules& rules = {})
       : corpus_(corpus),
@@ -119,15 +143,13 @@ class Batches {
         scored_(rules.scored),
         paired_(rules.paired()) {}
 
-  /// Starts reading the step whose first global sample is `first`.
-  void prefetch(std::int64_t first, const BatchShare& share);
-  /// Makes that step current: waits until it was read. Rethrows DataError and IoError.
-  void begin(std::int64_t first, const BatchShare& share);
-  /// A step of zeros, for a rank whose tokens cannot be read.
+  /// Starts reading it.
+  void prefetch(std::int64_t first, const BatchShare& share) override;
+  /// Waits until it was read. Rethrows DataError and IoError.
+  void begin(std::int64_t first, const BatchShare& share) override;
+  std::exception_ptr begin_or_blank(std::int64_t first, const BatchShare& share) override;
+  /// A step of zeros.
   void begin_blank(const BatchShare& share);
-  /// This data rank's part of the current step. A sample's tally is the entry of the corpus that it
-  /// is of.
-  const StepTokens& current() const { return current_; }
 
  private:
   StepTokens read(std::int64_t first, const BatchShare& share) const;
@@ -140,8 +162,6 @@ class Batches {
   void mask(std::int64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
   std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;
-  void add_padding(std::vector<std::int64_t>& ends, std::int64_t count, std::int64_t length) const;
-
   const io::TokenCorpus& corpus_;
   SampleTokens tokens_of_;
   DocumentRule documents_;
@@ -149,7 +169,6 @@ class Batches {
   std::shared_ptr<const LabelledDocuments> labels_;
   std::shared_ptr<const References> references_;
   bool scored_, paired_;
-  StepTokens current_;
   std::future<StepTokens> pending_;
   std::jthread reader_;  // last: it uses the others
 };

@@ -114,6 +114,7 @@ class DataChecker : DeckChecker {
     if (classes) classification();
     if (has_own_head(task.kind)) own_head();
     pairs();
+    answers();
     const ModelSection& m = deck_.model;
     const bool dense = usable({"model.head_hidden"}) && m.head_hidden > 0;
     needs("model.head_norm", m.head_norm, dense, "model.head_hidden");
@@ -271,6 +272,140 @@ class DataChecker : DeckChecker {
                      "losses of routers are beside those of targets, and pairs have none (give 0)");
     refuse_with_kind("moe.z_loss", deck_.model.moe.experts > 0 && deck_.model.moe.z_loss > 0,
                      "losses of routers are beside those of targets, and pairs have none (give 0)");
+  }
+
+  /// What the model draws itself.
+  void answers() {
+    const TaskSection& task = deck_.task;
+    const RolloutSection& rollout = deck_.rollout;
+    idle_without_answers();
+    if (!draws_answers(task.kind)) return;
+    if (!rollout.tokens && usable({"rollout.tokens"})) {
+      problem(
+          "rollout.tokens",
+          fmt::format("rollout.tokens is missing: task.kind = \"{}\" needs the most tokens that "
+                      "an answer may have",
+                      enum_word(task.kind)));
+    }
+    if (!deck_.model.init_from && usable({"model.init_from"})) {
+      problem("model.init_from",
+              fmt::format("model.init_from is missing: task.kind = \"{}\" begins with a trained "
+                          "model, and with its tokenizer",
+                          enum_word(task.kind)));
+    }
+    rounds();
+    whole_groups("batch.global", deck_.batch.global);
+    for (const RampEntry& entry : deck_.batch.ramp) whole_groups("batch.ramp", entry.global);
+    count_targets_first();
+    one_document();
+    refuse_with_kind("task.z_loss", task.z_loss > 0, "losses are of answers (leave it out)");
+    refuse_with_kind("task.label_smoothing", task.label_smoothing > 0,
+                     "losses are of answers (leave it out)");
+    unlike_the_one_that_draws();
+    refuse_with_kind("data.validation", !deck_.data.validation.empty(),
+                     "it evaluates losses of text that is there (leave it out)");
+    refuse_with_kind("data.train", is_mixture(deck_.data),
+                     "prompts are taken by turns (give files without weights and epochs)");
+    if (rollout.chat && rollout.field != RolloutSection{}.field)
+      problem("rollout.field",
+              "rollout.field has no effect with rollout.chat, which finds the prompt (leave it "
+              "out)");
+    rewards();
+  }
+
+  /// Keys that have an effect only where the model draws answers.
+  void idle_without_answers() {
+    const bool drawn = draws_answers(deck_.task.kind);
+    const TaskSection& task = deck_.task;
+    const TaskSection task_default;
+    idle_with_kind(drawn, "task.mean", task.mean != task_default.mean);
+    idle_with_kind(drawn, "task.scale_rewards", task.scale_rewards != task_default.scale_rewards);
+    idle_with_kind(drawn, "task.clip", task.clip != task_default.clip);
+    idle_with_kind(drawn, "task.kl", task.kl != task_default.kl);
+    const RolloutSection& rollout = deck_.rollout;
+    const RolloutSection rollout_default;
+    idle_with_kind(drawn, "rollout.steps", rollout.steps != rollout_default.steps);
+    idle_with_kind(drawn, "rollout.samples", rollout.samples != rollout_default.samples);
+    idle_with_kind(drawn, "rollout.tokens", rollout.tokens.has_value());
+    idle_with_kind(drawn, "rollout.slots", rollout.slots != rollout_default.slots);
+    idle_with_kind(drawn, "rollout.chat", rollout.chat.has_value());
+    idle_with_kind(drawn, "rollout.field", rollout.field != rollout_default.field);
+    idle_with_kind(drawn, "rollout.keep_every", rollout.keep_every != rollout_default.keep_every);
+    const RewardSection& reward = deck_.reward;
+    const RewardSection reward_default;
+    idle_with_kind(drawn, "reward.kind", reward.kind != reward_default.kind);
+    idle_with_kind(drawn, "reward.field", reward.field != reward_default.field);
+    idle_with_kind(drawn, "reward.command", !reward.command.empty());
+    idle_with_kind(drawn, "reward.timeout", reward.timeout != reward_default.timeout);
+  }
+
+  void rewards() {
+    const RewardSection& reward = deck_.reward;
+    const RewardSection unset;
+    if (!usable({"reward.kind", "reward.command"})) return;
+    const bool program = reward.kind == RewardKind::command;
+    const auto idle = [&](const char* key, bool given) {
+      if (!given) return;
+      problem(key, fmt::format("{} has no effect with reward.kind = \"{}\" (leave it out)", key,
+                               enum_word(reward.kind)));
+    };
+    idle("reward.field", program && reward.field != unset.field);
+    idle("reward.command", !program && !reward.command.empty());
+    idle("reward.timeout", !program && reward.timeout != unset.timeout);
+    if (program && (reward.command.empty() || reward.command.front().empty())) {
+      problem("reward.command",
+              "reward.command is missing: reward.kind = \"command\" needs a program, as "
+              "[\"python3\", \"reward.py\"]");
+    }
+  }
+
+  /// What would make the model that learns another than the one that draws, or is compared with.
+  void unlike_the_one_that_draws() {
+    const ModelSection& model = deck_.model;
+    const double dropout = model.dropout + model.dropout_embedding + model.dropout_attention +
+                           model.dropout_residual + model.adapter.dropout;
+    refuse_with_kind("model.dropout", dropout > 0,
+                     "answers are drawn without, as by another model (leave dropout out)");
+    refuse_with_kind("precision.matmul", deck_.precision.matmul == Matmul::fp8,
+                     "answers are drawn by products of precision.compute (use \"same\")");
+    refuse_with_kind("guard.spike", deck_.guard.spike != Spike::off,
+                     "the loss of answers is about 0 whatever the model does (use \"off\")");
+    refuse_with_kind(
+        "frozen.type",
+        deck_.task.kl > 0 && model.frozen.type != FrozenType::none &&
+            model.adapter.kind == AdapterKind::none,
+        "the model that task.kl compares with has no codes (use \"none\", or adapters)");
+    refuse_with_kind(
+        "run.reproducible", model.moe.experts > 0 && deck_.run.reproducible == Reproducible::layout,
+        "what experts draw depends on what is drawn beside it, and so on the number of "
+        "ranks (use \"run\")");
+  }
+
+  /// Answers that several steps learn from are in no checkpoint.
+  void rounds() {
+    const std::int64_t steps = deck_.rollout.steps, every = deck_.checkpoint.every;
+    if (!usable({"rollout.steps", "task.clip", "checkpoint.every"})) return;
+    if (steps == 1 && deck_.task.clip != TaskSection{}.clip) {
+      problem("task.clip",
+              "task.clip has no effect with rollout.steps = 1, where the model that learns is the "
+              "one that drew (leave it out)");
+    }
+    if (every % steps != 0) {
+      problem("checkpoint.every",
+              fmt::format("checkpoint.every = {} does not go with rollout.steps = {}: answers that "
+                          "several steps learn from are in no checkpoint (give a multiple)",
+                          every, steps));
+    }
+  }
+
+  /// All answers to a prompt are of one step.
+  void whole_groups(const char* key, std::int64_t global) {
+    const std::int64_t samples = deck_.rollout.samples;
+    if (!usable({key, "rollout.samples"}) || global % samples == 0) return;
+    problem(key,
+            fmt::format("{}: {} answers are not {} to each of some prompts (give a multiple of "
+                        "rollout.samples = {})",
+                        key, global, samples, samples));
   }
 
   /// What does not go with samples of one document each.

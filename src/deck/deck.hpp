@@ -214,7 +214,32 @@ struct TaskSection {
   std::vector<std::int64_t> never_masked;  // tokens
   std::optional<double> beta;              // of pairs
   std::optional<std::string> reference;    // a file of what the reference model says of them
+  AnswerMean mean = AnswerMean::answers;
+  bool scale_rewards = true;
+  std::array<double, 2> clip = {0.2, 0.2};
+  double kl = 0;
   bool operator==(const TaskSection&) const = default;
+};
+
+/// The answers that the model draws in each step, to learn from them.
+struct RolloutSection {
+  std::int64_t samples = 8;            // of each prompt
+  std::int64_t steps = 1;              // of training that learn from what is drawn at once
+  std::optional<std::int64_t> tokens;  // of an answer
+  std::int64_t slots = 16;             // sequences that a rank goes on with at once
+  std::optional<std::string> chat;     // a template
+  std::string field = "prompt";        // of a line
+  std::int64_t keep_every = 0;         // steps
+  bool operator==(const RolloutSection&) const = default;
+};
+
+/// What rewards answers.
+struct RewardSection {
+  RewardKind kind = RewardKind::match;
+  std::string field = "answer";      // of a line
+  std::vector<std::string> command;  // a program and its arguments
+  double timeout = 60;               // seconds
+  bool operator==(const RewardSection&) const = default;
 };
 
 struct BatchSection {
@@ -402,6 +427,8 @@ struct Deck {
   ModelSection model;
   DataSection data;
   TaskSection task;
+  RolloutSection rollout;
+  RewardSection reward;
   BatchSection batch;
   OptimizerSection optimizer;
   ScheduleSection schedule;

@@ -10,6 +10,7 @@
 #include <initializer_list>
 
 #include "core/error.hpp"
+#include "core/math.hpp"
 #include "core/sharding.hpp"
 #include "deck/checks.hpp"
 #include "deck/names.hpp"
@@ -177,6 +178,7 @@ class Resolver {
     MoeSection& moe = loaded_.deck.model.moe;
     if (has_pairs(task.kind) && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss"))
       moe.aux_loss = 0;
+    if (draws_answers(task.kind)) derive_answers();
     if (!has_own_head(task.kind)) return;
     const bool classes = has_classes(task.kind);
     if (open("task.pooling") && pools(task.kind))
@@ -185,6 +187,21 @@ class Resolver {
     ModelSection& model = loaded_.deck.model;
     if (!loaded_.explicitly_set("model.tied_embeddings")) model.tied_embeddings = false;
     if (open("model.head_bias")) model.head_bias = classes;
+  }
+
+  /// Answers are drawn without dropout, and those that several steps learn from are in no
+  /// checkpoint.
+  void derive_answers() {
+    ModelSection& model = loaded_.deck.model;
+    for (const auto& [key, rate] : {std::pair{"model.dropout", &model.dropout},
+                                    {"model.dropout_embedding", &model.dropout_embedding},
+                                    {"model.dropout_attention", &model.dropout_attention},
+                                    {"model.dropout_residual", &model.dropout_residual}}) {
+      if (!loaded_.explicitly_set(key)) *rate = 0;
+    }
+    std::int64_t& every = loaded_.deck.checkpoint.every;
+    const std::int64_t steps = std::max<std::int64_t>(1, loaded_.deck.rollout.steps);
+    if (open("checkpoint.every")) every = ceil_div(every, steps) * steps;
   }
 
   /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.

@@ -76,6 +76,11 @@ constexpr SchemaSection kSections[] = {
      "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)",
      &token_files_markdown},
     {"task", "What the model learns"},
+    {"rollout",
+     "With task.kind = \"grpo\": the answers that the model draws in each step, to learn from "
+     "them, "
+     "at temperature 1 from all tokens"},
+    {"reward", "With task.kind = \"grpo\": what says how good an answer is"},
     {"batch", "How many sequences one step sees, and how they are cut", &curricula_markdown},
     {"optimizer", "The update rule and its numbers"},
     {"schedule", "The learning rate over applied updates", &schedules_markdown},
@@ -458,10 +463,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::frozen, &FrozenSection::block>(
         "frozen.block", "elements that have a scale in common, an even number",
         {.limits = between(16, 1 << 16), .on_resume = refused}),
-    row<&Deck::data, &DataSection::train>("data.train",
-                                          "training token files: one corpus, or, with a weight or "
-                                          "epochs for each, a mixture of several, as below",
-                                          {.required = true, .on_resume = refused}),
+    row<&Deck::data, &DataSection::train>(
+        "data.train",
+        "training token files: one corpus, or, with a weight or epochs for each, a mixture of "
+        "several, as below; of grpo .jsonl files, a prompt a line",
+        {.required = true, .on_resume = refused}),
     row<&Deck::data, &DataSection::validation>("data.validation",
                                                "validation token files, each evaluated by itself",
                                                {.on_resume = refused}),
@@ -500,7 +506,8 @@ constexpr SchemaRow kRows[] = {
         "et al. 2023): two documents that follow one another are answers to one prompt, of which "
         "the first is to be preferred, by what task.reference says of them; or reward (Ouyang et "
         "al. 2022): of such answers the first is to have the higher score, which the model's one "
-        "output is (Bradley and Terry 1952)",
+        "output is (Bradley and Terry 1952); or grpo (Shao et al. 2024): the model answers each "
+        "prompt several times, and learns to say what had a higher reward than the mean of these",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels",
@@ -554,6 +561,72 @@ constexpr SchemaRow kRows[] = {
         "of dpo and ipo: the file of what the reference model, that of init_from, says of all "
         "documents; tessera evaluate DECK --reference makes it",
         {.unset = "none; dpo and ipo need it"}),
+    row<&Deck::task, &TaskSection::mean>(
+        "task.mean",
+        "of grpo: the loss is the mean over answers of the means over their tokens (Shao et al. "
+        "2024), or over all tokens (Yu et al. 2025, DAPO)",
+        {.on_resume = event}),
+    row<&Deck::task, &TaskSection::scale_rewards>(
+        "task.scale_rewards",
+        "of grpo: an answer's advantage is its reward less the mean over the prompt's answers, "
+        "divided by their standard deviation, or not (Liu et al. 2025, Dr. GRPO)",
+        {.on_resume = event}),
+    row<&Deck::task, &TaskSection::clip>(
+        "task.clip",
+        "[low, high] of grpo with rollout.steps above 1: a token counts no longer once its "
+        "probability over that when it was drawn has gone as far below 1, or above, as the "
+        "advantage would have it (Schulman et al. 2017, PPO)",
+        {.limits = as_f32(fraction()), .on_resume = event}),
+    row<&Deck::task, &TaskSection::kl>(
+        "task.kl",
+        "of grpo: what the estimated divergence from the model of init_from, which is kept in "
+        "memory, weighs beside the loss; 0: nothing",
+        {.limits = as_f32(at_least(0)), .on_resume = refused}),
+    row<&Deck::rollout, &RolloutSection::samples>(
+        "rollout.samples", "answers to each prompt, in one step; batch.global is a multiple",
+        {.limits = between(2, 1 << 16), .on_resume = refused}),
+    row<&Deck::rollout, &RolloutSection::steps>(
+        "rollout.steps",
+        "steps that learn, each from its own part, from answers that are drawn at once; "
+        "checkpoint.every is a multiple, by itself where it is not given",
+        {.limits = between(1, 1 << 16), .on_resume = event}),
+    row<&Deck::rollout, &RolloutSection::tokens>(
+        "rollout.tokens", "of an answer, at most",
+        {.limits = kLength, .unset = "none; grpo needs it", .on_resume = event}),
+    row<&Deck::rollout, &RolloutSection::slots>(
+        "rollout.slots",
+        "sequences that a rank goes on with at once; each has keys and values in memory",
+        {.limits = between(1, 4096), .on_resume = event}),
+    row<&Deck::rollout, &RolloutSection::chat>(
+        "rollout.chat",
+        "lines are conversations, or prompts that the user says, and this template makes of them "
+        "what the model answers, as tokenize --chat does; auto: that of init_from",
+        {.unset = "a line's prompt is a text", .on_resume = refused}),
+    row<&Deck::rollout, &RolloutSection::field>(
+        "rollout.field", "the member of a line that is the prompt, where there is no template",
+        {.on_resume = refused}),
+    row<&Deck::rollout, &RolloutSection::keep_every>(
+        "rollout.keep_every",
+        "steps after which the answers of one are written into rollouts/ in the run directory, "
+        "with their rewards; 0: none",
+        {.limits = at_least(0)}),
+    row<&Deck::reward, &RewardSection::kind>(
+        "reward.kind",
+        "1 for an answer that is the text or whole number that the line says, but for white space "
+        "around it, and 0 for others; or command: what a program says",
+        {.on_resume = event}),
+    row<&Deck::reward, &RewardSection::field>(
+        "reward.field", "of match: the member of a line that is the right answer",
+        {.on_resume = event}),
+    row<&Deck::reward, &RewardSection::command>(
+        "reward.command",
+        "a program and its arguments, which each rank starts once: it reads lines of JSON, a "
+        "prompt's with the member \"completion\", and writes for each a line with a number, or an "
+        "object with the member \"reward\"",
+        {.on_resume = event}),
+    row<&Deck::reward, &RewardSection::timeout>(
+        "reward.timeout", "how long the program may write nothing while it is asked",
+        {.limits = at_least(0.001), .unit = "s"}),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

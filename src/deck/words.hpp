@@ -51,8 +51,9 @@ enum class LrScaling { none, linear, sqrt };
 enum class Documents { joined, separate };
 /// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), the classes of
 /// documents or of their words, which of two answers is preferred (Rafailov et al. 2023; Azar et
-/// al. 2023), or by how much (Ouyang et al. 2022).
-enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward };
+/// al. 2023), or by how much (Ouyang et al. 2022), or which of its own answers are rewarded (Shao
+/// et al. 2024).
+enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward, grpo };
 /// Whether outputs are classes.
 constexpr bool has_classes(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::tokens;
@@ -64,6 +65,12 @@ constexpr bool has_reference(TaskKind kind) {
 /// Whether two samples that follow one another are a pair of answers, of which the first is
 /// preferred.
 constexpr bool has_pairs(TaskKind kind) { return has_reference(kind) || kind == TaskKind::reward; }
+/// Whether the model draws what it learns from: answers to prompts.
+constexpr bool draws_answers(TaskKind kind) { return kind == TaskKind::grpo; }
+/// Whether the model is one that continues text, whatever it learns of that.
+constexpr bool is_of_language(TaskKind kind) {
+  return kind == TaskKind::lm || has_reference(kind) || draws_answers(kind);
+}
 /// Whether a document has one output, of its pooled vectors.
 constexpr bool pools(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::reward;
@@ -71,7 +78,13 @@ constexpr bool pools(TaskKind kind) {
 /// Whether outputs are something else than tokens.
 constexpr bool has_own_head(TaskKind kind) { return has_classes(kind) || pools(kind); }
 /// Whether a sample is one document, followed by padding.
-constexpr bool one_document_each(TaskKind kind) { return has_classes(kind) || has_pairs(kind); }
+constexpr bool one_document_each(TaskKind kind) {
+  return has_classes(kind) || has_pairs(kind) || draws_answers(kind);
+}
+/// The mean loss of answers: of the means of their tokens, or of all tokens.
+enum class AnswerMean { answers, tokens };
+/// How good an answer is: its text is what the prompt's line says, or a program says it.
+enum class RewardKind { match, command };
 /// What becomes of documents that are longer than a sequence: they are refused, or lose their end.
 enum class Overlong { refuse, cut };
 enum class Positions { sequence, document };
@@ -172,9 +185,19 @@ template <>
 struct EnumWords<deck::TaskKind> {
   using enum deck::TaskKind;
   static constexpr std::array table = {
-      std::pair{lm, "lm"},         std::pair{mlm, "mlm"}, std::pair{classify, "classify"},
-      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"}, std::pair{ipo, "ipo"},
-      std::pair{reward, "reward"}};
+      std::pair{lm, "lm"},         std::pair{mlm, "mlm"},  std::pair{classify, "classify"},
+      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"},  std::pair{ipo, "ipo"},
+      std::pair{reward, "reward"}, std::pair{grpo, "grpo"}};
+};
+template <>
+struct EnumWords<deck::AnswerMean> {
+  using enum deck::AnswerMean;
+  static constexpr std::array table = {std::pair{answers, "answers"}, std::pair{tokens, "tokens"}};
+};
+template <>
+struct EnumWords<deck::RewardKind> {
+  using enum deck::RewardKind;
+  static constexpr std::array table = {std::pair{match, "match"}, std::pair{command, "command"}};
 };
 template <>
 struct EnumWords<deck::Overlong> {

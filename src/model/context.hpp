@@ -102,6 +102,10 @@ struct MicroBatch {
   /// nowhere.
   std::span<const CachedTokens> cached;
   View reference;  // (B) f64, log p of each sample under a reference model; absent: not wanted
+  // (B T) f32 of targets that were drawn (kernels::PolicyLoss), each absent where it is not wanted:
+  // how good they were, what they weigh, and -log p when they were drawn and under a reference
+  // model.
+  View advantages, weights, drawn_losses, reference_losses;
   View confusion;  // (outputs, outputs) i64, counts that evaluation adds to; absent: not wanted
 };
 
@@ -212,6 +216,10 @@ class UnitContext {
   /// says of them beside, (kPreferenceStats, B / 2) f32.
   kernels::PreferenceTerms preference;
   View preference_statistics;
+  /// Where targets are tokens that the model drew, in training, what their losses are.
+  std::optional<kernels::PolicyTerms> policy;
+  /// Whether the model's output is a score.
+  bool scores() const { return preference && !preference.relative(); }
   /// The same of routers: z, and what the Switch loss of a sample weighs beside the mean loss of
   /// its targets.
   kernels::RouterTerms router_terms;

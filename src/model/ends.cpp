@@ -429,37 +429,49 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
   if (scale) gradients_of_chunks(u, c, logits, of, terms, lse, scale);
 }
 
-/// What the losses of all targets of pairs leave to the making of gradients.
-struct PairedTargets {
+/// What the losses of all targets leave to the making of gradients, where these come of something
+/// else: of pairs, or of how good targets were.
+struct JudgedTargets {
   View losses, lse;          // of targets, (B T); of scores (B), without lse
   View slopes;               // alike, where gradients are made
   std::vector<View> logits;  // of all rows, where they are in memory at once
 };
 
-/// Losses of pairs: those of all targets first, for a pair's loss is no sum of theirs; or scores.
-PairedTargets classify_pairs(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
-                             const View& x, const View& losses) {
+/// Losses of pairs, or of targets that were drawn: those of all targets first, for a pair's loss is
+/// no sum of theirs; or scores.
+JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
+                            const View& x, const View& losses) {
   const MicroBatch& batch = u.micro_batch();
   const auto of_targets = [&] { return u.tensor(Keep::transient, DType::f32, {x.rows()}); };
-  const bool relative = u.preference.relative();
-  PairedTargets made{
-      .losses = of_targets(), .lse = relative ? of_targets() : View{}, .slopes = {}, .logits = {}};
+  const bool of_tokens = !u.scores();
+  JudgedTargets made{
+      .losses = of_targets(), .lse = of_tokens ? of_targets() : View{}, .slopes = {}, .logits = {}};
   for (const auto& [share, rows] : row_groups(u, x.rows())) {
     const HeadRows of = rows_of(u, x, made.losses, rows);
     const std::vector<View> logits = logits_of(u, w, of.h);
-    if (relative) {
+    if (of_tokens) {
       losses_of_chunks(u, c, logits, of, {}, made.lse.range(rows.begin, rows.count()));
     } else {
       u.run(Score{.logits = logits[0], .targets = of.targets, .losses = of.losses});
     }
     if (rows.count() == x.rows()) made.logits = logits;
   }
-  PreferenceTerms terms = u.preference;
-  if (u.scale) {
-    made.slopes = of_targets();
-  } else {
-    terms.label_smoothing = 0;  // evaluation has none
+  if (u.scale) made.slopes = of_targets();
+  if (u.policy) {
+    u.run(PolicyLoss{.target_losses = made.losses,
+                     .targets = batch.targets,
+                     .advantages = batch.advantages,
+                     .weights = batch.weights,
+                     .drawn = batch.drawn_losses,
+                     .reference = batch.reference_losses,
+                     .scale = u.scale,
+                     .losses = losses,
+                     .slopes = made.slopes,
+                     .terms = *u.policy});
+    return made;
   }
+  PreferenceTerms terms = u.preference;
+  if (!u.scale) terms.label_smoothing = 0;  // evaluation has none
   u.run(PreferenceLoss{.target_losses = made.losses.reshaped({batch.batch, x.rows() / batch.batch}),
                        .targets = batch.targets,
                        .reference = batch.reference,
@@ -486,7 +498,7 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
                const View& losses) {
   const View x = head_input(u, c, w, in).x;
   if (u.preference) {
-    classify_pairs(u, c, w, x, losses);
+    judge_targets(u, c, w, x, losses);
     return;
   }
   for (const auto& [share, rows] : row_groups(u, x.rows())) {
@@ -497,23 +509,23 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
 
 namespace {
 
-/// Logits of some rows that have become their gradient; their losses too, but those of pairs, which
-/// are there before.
+/// Logits of some rows that have become their gradient; their losses too, but where they are there
+/// before.
 std::vector<View> logits_gradient(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
                                   const View& x, const View& losses,
-                                  const std::optional<PairedTargets>& pairs, Range rows) {
-  const HeadRows of = rows_of(u, x, pairs ? pairs->losses : losses, rows);
-  if (!pairs) {
+                                  const std::optional<JudgedTargets>& judged, Range rows) {
+  const HeadRows of = rows_of(u, x, judged ? judged->losses : losses, rows);
+  if (!judged) {
     const std::vector<View> logits = logits_of(u, w, of.h);
     classify(u, c, logits, of, u.scale);
     return logits;
   }
-  const std::vector<View> logits = pairs->logits.empty() ? logits_of(u, w, of.h) : pairs->logits;
-  const View slopes = pairs->slopes.range(rows.begin, rows.count());
-  if (u.preference.relative()) {
-    gradients_of_chunks(u, c, logits, of, {}, pairs->lse.range(rows.begin, rows.count()), slopes);
-  } else {
+  const std::vector<View> logits = judged->logits.empty() ? logits_of(u, w, of.h) : judged->logits;
+  const View slopes = judged->slopes.range(rows.begin, rows.count());
+  if (u.scores()) {
     u.run(ScoreGradient{.slopes = slopes, .logits = logits[0]});
+  } else {
+    gradients_of_chunks(u, c, logits, of, {}, judged->lse.range(rows.begin, rows.count()), slopes);
   }
   return logits;
 }
@@ -545,14 +557,14 @@ class OutputsGradient {
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const HeadWeights& g, Write write) {
   const HeadInput n = head_input(u, c, w, in);
-  std::optional<PairedTargets> pairs;
-  if (u.preference) pairs = classify_pairs(u, c, w, n.x, losses);
+  std::optional<JudgedTargets> judged;
+  if (u.preference || u.policy) judged = judge_targets(u, c, w, n.x, losses);
   OutputsGradient d_x(u, c, n.x.rows());
   std::vector<ShareSum> d_matrix, d_bias;
   for (std::size_t i = 0; i < g.matrix.size(); ++i)
     d_matrix.emplace_back(u, g.matrix[i]), d_bias.emplace_back(u, bias_of(g, i));
   for (const auto& [share, rows] : row_groups(u, n.x.rows())) {
-    const std::vector<View> logits = logits_gradient(u, c, w, n.x, losses, pairs, rows);
+    const std::vector<View> logits = logits_gradient(u, c, w, n.x, losses, judged, rows);
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardInput{.d_y = logits[i],
                                 .weight = w.matrix[i],

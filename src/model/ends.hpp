@@ -57,10 +57,10 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
 /// Losses, with UnitContext::loss_terms, and at once the gradients: the logits become their
 /// gradient in place, so one buffer serves, of the logits of UnitContext::logit_rows rows, and
 /// nothing is saved (Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models",
-/// without its own kernels). Where samples are pairs (UnitContext::preference) logits are computed
-/// twice if there are more rows: what a target weighs follows from the losses of all of its pair.
-/// UnitContext::scale multiplies the loss. Returns the gradient of the
-/// carry's sum.
+/// without its own kernels). Where samples are pairs (UnitContext::preference), or targets were
+/// drawn (UnitContext::policy), logits are computed twice if there are more rows: what a target
+/// weighs follows from the losses of all of its pair, or from how good it was. UnitContext::scale
+/// multiplies the loss. Returns the gradient of the carry's sum.
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const HeadWeights& grads, kernels::Write write);
 

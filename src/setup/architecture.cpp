@@ -26,12 +26,12 @@ std::optional<io::HfWantedHead> wanted_head(const std::filesystem::path& config,
   return io::HfWantedHead{.task = own.task, .head = head};
 }
 
-/// A language model may also compare pairs of answers.
+/// A language model may also compare pairs of answers, or learn from its own.
 bool is_said_otherwise(const io::HfKey& key, const deck::LoadedDeck& said) {
   const auto* word = std::get_if<std::string>(&key.value);
   const bool of_language = key.key == "task.kind" && word != nullptr && *word == "lm";
   return of_language && said.explicitly_set("task.kind") &&
-         deck::has_reference(said.deck.task.kind);
+         deck::is_of_language(said.deck.task.kind);
 }
 
 /// What a directory of adapters says of them.

@@ -204,6 +204,14 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
 
 namespace {
 
+plan::PolicyInputs policy_inputs(const deck::Deck& deck) {
+  return {.terms = {.low = static_cast<float>(deck.task.clip[0]),
+                    .high = static_cast<float>(deck.task.clip[1]),
+                    .kl = static_cast<float>(deck.task.kl)},
+          .weighted = deck.task.mean == deck::AnswerMean::answers,
+          .drawn_before = deck.rollout.steps > 1};
+}
+
 kernels::PreferenceKind preference_kind(deck::TaskKind kind) {
   using kernels::PreferenceKind;
   switch (kind) {
@@ -277,6 +285,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   } else {
     in.loss_terms = {.label_smoothing = smoothing, .z_loss = static_cast<float>(deck.task.z_loss)};
   }
+  if (deck::draws_answers(deck.task.kind)) in.policy = policy_inputs(deck);
   // Gradients are divided by the targets that count, of which masked tokens are a known share.
   const double counted =
       deck.task.kind == deck::TaskKind::mlm ? deck.task.masked.value_or(1.0) : 1.0;

@@ -34,6 +34,18 @@ void Run::open_data() {
     setup::check_traffic(loaded, job.mpi.node_of());
   });
   watch_peers(loaded, job, directory);
+  if (deck::draws_answers(deck.task.kind)) {
+    prompts.emplace(data::open_prompts(loaded, control));
+    course.set_data(std::ssize(prompts->all) * deck.rollout.samples);
+    control.together([&] {
+      if (control.rank() != 0) return;
+      for (const deck::DataEntry& entry : deck.data.train)
+        data_files.push_back(io::identify(std::filesystem::path(entry.path)));
+      if (deck.task.kl > 0)
+        data_files.push_back({*deck.model.init_from, 0, data::hash_reference_model(deck)});
+    });
+    return;
+  }
   corpus = data::open_training(loaded, control);
   validation = data::open_validation(loaded, control);
   if (validation) validation_bytes = train::validation_bytes(deck, control);

@@ -8,6 +8,7 @@
 
 #include "data/corpora.hpp"
 #include "data/labels.hpp"
+#include "data/prompts.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "train/course.hpp"
 #include "train/evaluation.hpp"
@@ -44,13 +45,15 @@ struct Run {
   const Job& job;
   const comm::Control& control;
   std::filesystem::path directory;
-  std::unique_ptr<RunLock> lock;                        // on rank 0
-  Reporter log;                                         // speaks on rank 0
-  std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
-  TextBytes validation_bytes;                           // where there is validation data
-  std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
-  std::optional<io::LabelNames> labels;                 // of the task's classes, on rank 0
-  std::string unnamed_classes;                          // what is said of the model's, on rank 0
+  std::unique_ptr<RunLock> lock;  // on rank 0
+  Reporter log;                   // speaks on rank 0
+  // The former, or prompts that the model answers; the latter: if the deck names one.
+  std::unique_ptr<io::TokenCorpus> corpus, validation;
+  std::optional<data::Prompts> prompts;
+  TextBytes validation_bytes;            // where there is validation data
+  std::vector<io::DataFile> data_files;  // of corpus or prompts, on rank 0
+  std::optional<io::LabelNames> labels;  // of the task's classes, on rank 0
+  std::string unnamed_classes;           // what is said of the model's, on rank 0
   Course course;
   std::string traffic;   // how what the deck left open was settled, for people
   double gemm_rate = 0;  // of a rank in flop/s, where settling it took measuring; 0: not known

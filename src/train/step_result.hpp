@@ -3,6 +3,7 @@
 
 #include "guard/stragglers.hpp"
 #include "train/execution/executor.hpp"
+#include "train/policy/rollout_summary.hpp"
 
 namespace tessera::train {
 
@@ -14,6 +15,7 @@ struct StepResult {
   std::vector<LossSum> by_corpus;          // of a mixture: of its entry's samples
   std::vector<std::int64_t> choices;       // of experts, by layer
   std::optional<Preferences> preferences;  // where samples are pairs
+  std::optional<RolloutSummary> rollout;   // where the model drew them
   bool applied = true;
   StepTimes times;
   StepInput input;  // what the step ran with

@@ -42,14 +42,9 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
-  control.together([&] {
-    batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck),
-                     data::batch_rules(deck, *run_.corpus));
-    if (run_.validation && deck.evaluate.every > 0)
-      validation_rules_ = data::batch_rules(deck, *run_.validation);
-  });
+  open_tokens();
   saves_.emplace(run_, *faults_);
-  guards_.emplace(run_, *saves_, *faults_, *batches_);
+  guards_.emplace(run_, *saves_, *faults_, *tokens_);
   report_.start();
   if (!run_.traffic.empty())
     run_.log.record("traffic   " + run_.traffic, {{"event", "traffic"}, {"what", run_.traffic}});
@@ -68,6 +63,23 @@ void Trainer::start() {
     if (tokenizer)  // for generate and export
       io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
     if (run_.labels) io::write_label_names(run_.directory / "labels.json", *run_.labels);
+  });
+}
+
+void Trainer::open_tokens() {
+  const deck::Deck& deck = run_.deck;
+  if (run_.prompts) {
+    auto rollouts = std::make_unique<Rollouts>(run_);
+    rollouts_ = rollouts.get();
+    tokens_ = std::move(rollouts);
+    return;
+  }
+  run_.control.together([&] {
+    tokens_ =
+        std::make_unique<data::Batches>(*run_.corpus, data::training_samples(*run_.corpus, deck),
+                                        data::batch_rules(deck, *run_.corpus));
+    if (run_.validation && deck.evaluate.every > 0)
+      validation_rules_ = data::batch_rules(deck, *run_.validation);
   });
 }
 
@@ -169,7 +181,7 @@ double Trainer::learning_rate() const {
   if (course.timeline().lr_follows_targets()) {
     const bool counts = run_.engine->counts_targets();
     const double targets =
-        run_.control.sum(counts ? static_cast<double>(batches_->current().count()) : 0.0);
+        run_.control.sum(counts ? static_cast<double>(tokens_->current().count()) : 0.0);
     scale = course.timeline().lr_scale_of_targets(step, static_cast<std::int64_t>(targets));
   }
   return course.lr(course.progress.applied + 1, step) * scale;
@@ -197,16 +209,10 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
   const Course& course = run_.course;
   const Engine& engine = *run_.engine;
   const std::int64_t samples = course.progress.samples, step = course.progress.step + 1;
-  std::exception_ptr unreadable;
-  try {
-    batches_->begin(samples, engine.share(now));
-  } catch (const Error&) {
-    unreadable = std::current_exception();
-    batches_->begin_blank(engine.share(now));
-  }
+  const std::exception_ptr unreadable = tokens_->begin_or_blank(samples, engine.share(now));
   if (step < course.steps()) {
-    batches_->prefetch(samples + course.sequences(step),
-                       engine.share(run_.shape(plan::PlanPurpose::train, step + 1)));
+    tokens_->prefetch(samples + course.sequences(step),
+                      engine.share(run_.shape(plan::PlanPurpose::train, step + 1)));
   }
   return unreadable;
 }
@@ -215,16 +221,17 @@ StepResult Trainer::run_step() {
   using plan::PlanPurpose, plan::StepFlag;
   const std::int64_t step = run_.course.progress.step + 1;
   faults_->begin(step);
+  // A flush before the last save does a part of what a step does, and a round is not left.
+  const std::int64_t steps =
+      (plan::leaves_work(run_.engine->inputs()) ? 2 : 1) + run_.deck.rollout.steps - 1;
+  stop_reason_ = stop_.reason(static_cast<double>(steps) * slowest_step_s_ + saves_->slowest());
+  const auto begin = SteadyClock::now();
+  const std::exception_ptr unreadable = read_batch(run_.shape(PlanPurpose::train, step));
+  const double waited = seconds_since(begin);
   std::optional<io::CheckpointHeader> before;  // of the state that the step copies, if it does
   if (saves_->take_snapshot_due()) before = header();
   const PreparedPlan& prepared = run_.engine->prepared(
       run_.shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train, step));
-  // A flush before the last save does a part of what a step does.
-  const int steps = plan::leaves_work(run_.engine->inputs()) ? 2 : 1;
-  stop_reason_ = stop_.reason(steps * slowest_step_s_ + saves_->slowest());
-  const auto begin = SteadyClock::now();
-  const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
-  const double waited = seconds_since(begin);
   const double lr = learning_rate();
   StepInput input = step_input(prepared.plan(), lr);
   input.set(StepFlag::saved, saves_->phase_done());
@@ -233,7 +240,7 @@ StepResult Trainer::run_step() {
   StepProfile* profile = profiler_->begin(step);
   Executor::Hooks hooks = faults_->hooks(prepared);
   if (before) hooks.save = saves_->open(*before);
-  const StepOutput output = run_.engine->run(prepared, input, batches_->current(), hooks, profile);
+  const StepOutput output = run_.engine->run(prepared, input, tokens_->current(), hooks, profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
   times.total += waited;
@@ -276,6 +283,7 @@ StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output
       .by_corpus = std::move(tallies),
       .choices = output.choices,
       .preferences = plan.preferences ? std::optional(output.preferences.means()) : std::nullopt,
+      .rollout = rollouts_ != nullptr ? std::optional(rollouts_->summary()) : std::nullopt,
       .applied = output.applied,
       .times = times,
       .input = input,
@@ -290,8 +298,21 @@ StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output
 void Trainer::after_step(const StepResult& result) {
   if (run_.lock) run_.lock->check();
   report_.step(result, guards_->judge_speed(result.times));
+  keep_answers();
   run_.course.scaler.update(!result.applied);
   guards_->judge(result);
+}
+
+void Trainer::keep_answers() {
+  const std::int64_t every = run_.deck.rollout.keep_every;
+  if (rollouts_ == nullptr || every == 0 || !run_.course.due(every)) return;
+  run_.control.together([&] {
+    if (run_.control.rank() != 0) return;
+    const auto directory = run_.directory / "rollouts";
+    io::create_directories(directory);
+    io::write_text(directory / fmt::format("step_{:08}.jsonl", run_.course.progress.step),
+                   rollouts_->to_lines());
+  });
 }
 
 ExitCode Trainer::train() {
@@ -325,7 +346,8 @@ ExitCode Trainer::train_steps() {
     try {
       after_step(run_step());
       if (!must_stop()) {
-        saves_->after_step(guards_->skipping(), [&] { return header(); });
+        const bool within = rollouts_ != nullptr && !rollouts_->round_over();
+        saves_->after_step(guards_->skipping() || within, [&] { return header(); });
         evaluate_if_due();
       }
       if (must_stop()) return stop_on_request();

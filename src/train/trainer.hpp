@@ -8,6 +8,7 @@
 #include "train/guards/fault_injection.hpp"
 #include "train/guards/guards.hpp"
 #include "train/guards/stop.hpp"
+#include "train/policy/rollouts.hpp"
 #include "train/report/report.hpp"
 #include "train/run.hpp"
 #include "train/saves/saves.hpp"
@@ -26,6 +27,7 @@ class Trainer {
 
  private:
   void start();
+  void open_tokens();
   void start_or_resume();
   void check_switch();
   void say_source(std::string_view verb);
@@ -33,7 +35,10 @@ class Trainer {
 
   ExitCode train_or_agree_to_fail();
   ExitCode train_steps();
-  bool must_stop() const { return stop_agreed_ && !run_.course.over(); }
+  /// Not while steps are left that learn from answers which are in no checkpoint.
+  bool must_stop() const {
+    return stop_agreed_ && !run_.course.over() && (rollouts_ == nullptr || rollouts_->round_over());
+  }
   ExitCode stop_on_request();
   StepResult run_step();
   double learning_rate() const;
@@ -43,6 +48,7 @@ class Trainer {
   StepResult finish_step(const plan::Plan& plan, const StepOutput& output, const StepInput& input,
                          double lr, const StepTimes& times);
   void after_step(const StepResult& result);
+  void keep_answers();
   void evaluate_if_due();
   io::CheckpointHeader header() const;
 
@@ -51,7 +57,8 @@ class Trainer {
   // Made by start():
   std::optional<FaultInjection> faults_;
   std::optional<Profiler> profiler_;
-  std::optional<data::Batches> batches_;
+  std::unique_ptr<data::StepSource> tokens_;
+  const Rollouts* rollouts_ = nullptr;  // where the model draws them
   std::optional<Saves> saves_;
   std::optional<Guards> guards_;
   StopRequests stop_;

@@ -160,7 +160,7 @@ io::Tokenizer choose_tokenizer(const ModelSource& source, const std::string& giv
 io::HfArchitecture hf_architecture(const ModelSource& source) {
   deck::Deck deck;
   deck.model = source.model, deck.task = source.task;
-  if (deck::has_reference(deck.task.kind)) deck.task.kind = deck::TaskKind::lm;
+  if (deck::is_of_language(deck.task.kind)) deck.task.kind = deck::TaskKind::lm;
   io::HfArchitecture architecture;
   for (const io::HfField& field : io::kHfFields) {
     const deck::Value value = deck::find_row(io::deck_key(field.key))->field.get(deck);

@@ -165,8 +165,8 @@ void replace_folders(TokenizeOptions& o, int rank) {
 void prepare(TokenizeOptions& o, int rank) {
   if (o.chat && o.chat->empty()) o.chat = "chatml";
   if (o.rules.pairs && !o.chat) o.chat = "completion";
-  if (o.chat == kRecognisedTemplate) {
-    o.chat = recognised_template(o.tokenizer);
+  if (o.chat == io::kRecognisedTemplate) {
+    o.chat = io::recognised_template(o.tokenizer, "--chat");
     if (rank == 0) tell(fmt::format("--chat auto: the tokenizer's chat_template is {}\n", *o.chat));
   }
   const bool folders = labels_are_folders(o);
@@ -286,17 +286,6 @@ void check_document_rules(std::span<const std::filesystem::path> inputs,
     throw DeckError("--separator is of text files, but all inputs are .jsonl files");
   if (rules.field != io::DocumentRules().field && lines == 0)
     throw DeckError("--field is of .jsonl files, but no input is one");
-}
-
-std::string recognised_template(const std::string& tokenizer) {
-  const std::filesystem::path file = io::tokenizer_config_of(tokenizer);
-  const auto jinja = io::chat_template_of(tokenizer);
-  const auto found = jinja ? io::ChatTemplate::recognised(*jinja) : std::nullopt;
-  if (found) return std::string(*found);
-  throw DeckError(fmt::format(
-      "--chat auto: {} {}: name one of {}, or a JSON file", file.string(),
-      jinja ? "has a chat_template that is none of the known ones" : "has no chat_template",
-      fmt::join(io::ChatTemplate::names(), ", ")));
 }
 
 void bind_template(io::ChatTemplate& chat, const std::string& name, const std::string& field,

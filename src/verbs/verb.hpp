@@ -87,11 +87,6 @@ void check_document_rules(std::span<const std::filesystem::path> inputs,
 /// --type, f32, bf16 or f16, which `type` is where it is not given.
 void add_type(CLI::App& app, DType& type, const std::string& what);
 
-/// The template that makes what the chat_template beside a tokenizer.json does. DeckError where
-/// there is none, or none that is known.
-std::string recognised_template(const std::string& tokenizer);
-inline constexpr auto kRecognisedTemplate = "auto";  // the word of --chat for it
-
 /// Finds a template's tokens; `name` is what --chat has called it. DeckError for a --field that it
 /// does not heed.
 void bind_template(io::ChatTemplate& chat, const std::string& name, const std::string& field,

@@ -89,6 +89,16 @@ void Control::sum(std::span<double> values) const {
                         MPI_SUM, communicator_->handle));
 }
 
+void Control::unite(std::span<float> values) const {
+  constexpr std::size_t kMost = std::size_t{1} << 28;  // MPI counts in int
+  const Waiting waiting(*this);
+  for (; !values.empty(); values = values.subspan(std::min(kMost, values.size()))) {
+    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(),
+                          static_cast<int>(std::min(kMost, values.size())), MPI_UINT32_T, MPI_BOR,
+                          communicator_->handle));
+  }
+}
+
 void Control::must_agree(std::uint64_t value, const std::string& otherwise) const {
   const auto bits = static_cast<std::int64_t>(value);
   if (min(bits) == max(bits)) return;

@@ -34,6 +34,8 @@ class Control {
   double sum(double value) const;
   /// Each becomes the sum of all ranks'.
   void sum(std::span<double> values) const;
+  /// Of values that are 0 on all ranks but one each: that one's, to the bit, on every rank.
+  void unite(std::span<float> values) const;
   /// Throws CommError with this message, on every rank, unless all have the same value.
   void must_agree(std::uint64_t value, const std::string& otherwise) const;
   /// Rank `root`'s text on every rank.

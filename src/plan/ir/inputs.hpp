@@ -122,6 +122,13 @@ struct DocumentInputs {
   bool positions = false;  // positions count from their begins
 };
 
+/// What is learned of tokens that the model drew.
+struct PolicyInputs {
+  kernels::PolicyTerms terms;
+  bool weighted = false;      // whether targets weigh differently
+  bool drawn_before = false;  // by a model that has been updated since
+};
+
 /// A micro-batch as a rank has it: sequences, or chunks of sequences, of so many tokens.
 struct MicroBatchRows {
   std::int64_t batch = 0, sequence = 0;
@@ -138,6 +145,7 @@ struct PlanInputs {
   std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
   kernels::LossTerms loss_terms;
   kernels::PreferenceTerms preference;  // where samples are pairs
+  std::optional<PolicyInputs> policy;   // where training's targets are tokens that the model drew
   kernels::RouterTerms router_terms;
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();

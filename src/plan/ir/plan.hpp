@@ -136,6 +136,8 @@ struct LoadBatch {
   View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
   View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
   View reference;  // (B) f64: log p of each sample, of the reference model; absent: not wanted
+  // (B T) f32 of targets that were drawn, as model::MicroBatch has them; absent: not wanted.
+  View advantages, weights, drawn_losses, reference_losses;
   /// Where ranks have chunks of sequences, which are then B rows of T tokens, `documents` are of
   /// the whole sequences, and these (B, T, 2) i32 where positions count from, relative to each
   /// row's first token. Absent elsewhere.
@@ -146,7 +148,9 @@ struct LoadBatch {
     f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
         f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write),
         f(s.tallies, kernels::Access::write), f(s.reference, kernels::Access::write);
-    f(s.positions, kernels::Access::write);
+    f(s.advantages, kernels::Access::write), f(s.weights, kernels::Access::write),
+        f(s.drawn_losses, kernels::Access::write), f(s.reference_losses, kernels::Access::write),
+        f(s.positions, kernels::Access::write);
   }
 };
 

@@ -112,6 +112,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.loss_terms = in.loss_terms;
   u_.router_terms = in.router_terms;
   u_.preference = in.preference;
+  if (in.policy) u_.policy = in.policy->terms;
   if (in.preference) {
     u_.preference_statistics =
         local(Local::preferences, DType::f32, {kernels::kPreferenceStats, in.micro / 2});
@@ -144,6 +145,9 @@ model::MicroBatch Recorder::micro_batch() const {
                     : local(Local::documents, DType::i32, {b, t, two});
   const View positions =
       context.cut() ? local(Local::positions, DType::i32, {b, t, two}) : documents;
+  const auto of_drawn = [&](bool wanted, Local id) {
+    return wanted ? local(id, DType::f32, {b * t}) : View{};
+  };
   return {
       .batch = b,
       .sequence = t,
@@ -153,6 +157,10 @@ model::MicroBatch Recorder::micro_batch() const {
       .documents = in_.documents.separate ? documents : View{},
       .positions = in_.documents.positions || context.cut() ? positions : View{},
       .reference = in_.preference.relative() ? local(Local::reference, DType::f64, {b}) : View{},
+      .advantages = of_drawn(in_.policy.has_value(), Local::advantages),
+      .weights = of_drawn(in_.policy && in_.policy->weighted, Local::target_weights),
+      .drawn_losses = of_drawn(in_.policy && in_.policy->drawn_before, Local::drawn_losses),
+      .reference_losses = of_drawn(in_.policy && in_.policy->terms.kl > 0, Local::reference_losses),
       .confusion =
           in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
 }

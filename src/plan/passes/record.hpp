@@ -25,6 +25,10 @@ enum class Local : BufferId {
   documents,
   positions,
   reference,
+  advantages,
+  target_weights,
+  drawn_losses,
+  reference_losses,
   losses,
   scalars,
   confusion,
@@ -101,6 +105,7 @@ struct RecordInputs {
   std::int64_t logit_rows = 0;  // UnitContext::logit_rows
   kernels::LossTerms loss_terms;
   kernels::PreferenceTerms preference;
+  std::optional<PolicyInputs> policy;  // in training
   kernels::RouterTerms router_terms;
   bool confusion = false;                     // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;                 // without run

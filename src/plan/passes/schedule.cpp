@@ -262,6 +262,15 @@ class Scheduler {
          .documents = with_documents ? make("documents", DType::i32, 2 * tokens) : View{},
          .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{},
          .reference = compared.relative() ? make("reference", DType::f64, b) : View{},
+         .advantages = policy() ? make("advantages", DType::f32, targets) : View{},
+         .weights = policy() && policy()->weighted ? make("weights of targets", DType::f32, targets)
+                                                   : View{},
+         .drawn_losses = policy() && policy()->drawn_before
+                             ? make("losses when drawn", DType::f32, targets)
+                             : View{},
+         .reference_losses = policy() && policy()->terms.kl > 0
+                                 ? make("losses of the reference", DType::f32, targets)
+                                 : View{},
          .positions = cut ? make("positions", DType::i32, 2 * b * t) : View{}});
     const auto make_result = [&](const char* name, std::int64_t n) {
       if (n == 0) return View{};
@@ -272,6 +281,9 @@ class Scheduler {
     all_losses_.push_back(make_result("losses", losses));
     all_preferences_.push_back(make_result("preferences", statistics));
   }
+
+  /// Where the step learns from tokens that the model drew, what.
+  std::optional<PolicyInputs> policy() const { return training_ ? in_.policy : std::nullopt; }
 
   /// Whether every micro-batch has gradient buffers of its own for a unit, which are summed over
   /// ranks at once.
@@ -325,6 +337,7 @@ class Scheduler {
                           .logit_rows = in_.logit_rows,
                           .loss_terms = in_.loss_terms,
                           .preference = in_.compared(plan_.shape),
+                          .policy = policy(),
                           .router_terms = in_.router_terms,
                           .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
@@ -477,6 +490,10 @@ class Scheduler {
     bind(v, Local::documents, batch_.documents);
     bind(v, Local::positions, batch_.positions);
     bind(v, Local::reference, batch_.reference);
+    bind(v, Local::advantages, batch_.advantages);
+    bind(v, Local::target_weights, batch_.weights);
+    bind(v, Local::drawn_losses, batch_.drawn_losses);
+    bind(v, Local::reference_losses, batch_.reference_losses);
     bind(v, Local::losses, losses_);
     bind(v, Local::preferences, preferences_);
     bind(v, Local::scalars, plan_.scalars);

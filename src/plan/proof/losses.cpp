@@ -17,7 +17,7 @@ class LossCheck {
     for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
       const plan::Call& call = plan_.ops[at_].call;
       if (const auto* batch = std::get_if<LoadBatch>(&call))
-        batches_[buffer_of(batch->targets)] = {batch->tallies, batch->reference};
+        batches_[buffer_of(batch->targets)] = *batch;
       if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
         sums_words(*collective);
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
@@ -103,19 +103,12 @@ class LossCheck {
 
   /// Losses of pairs take the place of those of all their targets, or of scores.
   void follow(const kernels::PreferenceLoss& pairs) {
-    const BufferId of_targets = homes_.home_of(pairs.target_losses).buffer;
-    const auto found = made_.find(of_targets);
-    if (found == made_.end()) reject(plan_, at_, "compares pairs by losses that nobody has made");
-    const BufferId targets = found->second.targets;
-    found->second.there.each({0, plan_.buffer(of_targets).bytes}, [&](bool there) {
-      if (!there) reject(plan_, at_, "compares pairs by losses that are not all of a micro-batch");
-    });
+    const BufferId targets = takes_losses(pairs.target_losses);
     const View& reference = batches_[targets].reference;
     if (homes_.home_of(pairs.targets).buffer != targets ||
         static_cast<bool>(pairs.reference) != static_cast<bool>(reference) ||
         (reference && !homes_.is_at(pairs.reference, reference)))
       reject(plan_, at_, "compares pairs with those of another micro-batch");
-    made_.erase(found);
     const BufferUse use = homes_.home_of(pairs.losses);
     Losses& losses = made_[use.buffer];
     if (losses.targets >= 0) reject(plan_, at_, "makes losses again");
@@ -124,6 +117,35 @@ class LossCheck {
     losses.made = at_;
     compared_[homes_.home_of(pairs.statistics).buffer] = {.made = at_};
     if (pairs.slopes) slopes_[homes_.home_of(pairs.slopes).buffer] = {.made = at_, .used = {}};
+  }
+  /// Losses of targets that were drawn do so too.
+  void follow(const kernels::PolicyLoss& drawn) {
+    const BufferId targets = takes_losses(drawn.target_losses);
+    const LoadBatch& batch = batches_[targets];
+    const auto is_own = [&](const View& used, const View& loaded) {
+      return static_cast<bool>(used) == static_cast<bool>(loaded) &&
+             (!used || homes_.is_at(used, loaded));
+    };
+    if (homes_.home_of(drawn.targets).buffer != targets ||
+        !is_own(drawn.advantages, batch.advantages) || !is_own(drawn.weights, batch.weights) ||
+        !is_own(drawn.drawn, batch.drawn_losses) ||
+        !is_own(drawn.reference, batch.reference_losses))
+      reject(plan_, at_, "judges targets by what is known of others");
+    makes(drawn.losses, drawn.targets);
+    slopes_[homes_.home_of(drawn.slopes).buffer] = {.made = at_, .used = {}};
+  }
+  /// The losses of all targets of a micro-batch, which others take the place of; returns the
+  /// targets' buffer.
+  BufferId takes_losses(const View& of_targets) {
+    const BufferId buffer = homes_.home_of(of_targets).buffer;
+    const auto found = made_.find(buffer);
+    if (found == made_.end()) reject(plan_, at_, "judges by losses that nobody has made");
+    found->second.there.each({0, plan_.buffer(buffer).bytes}, [&](bool there) {
+      if (!there) reject(plan_, at_, "judges by losses that are not all of a micro-batch");
+    });
+    const BufferId targets = found->second.targets;
+    made_.erase(found);
+    return targets;
   }
   void follow(const kernels::ClassifyGradient& gradient) { uses_slopes(gradient.scale); }
   void follow(const kernels::ScoreGradient& gradient) { uses_slopes(gradient.slopes); }
@@ -223,10 +245,7 @@ class LossCheck {
   const Homes& homes_;
   std::size_t at_ = 0;
   std::map<BufferId, Losses> made_;
-  struct Loaded {
-    View tallies, reference;
-  };
-  std::map<BufferId, Loaded> batches_;  // by the targets' buffer of a micro-batch
+  std::map<BufferId, LoadBatch> batches_;  // by the targets' buffer of a micro-batch
   std::map<BufferId, Compared> compared_;
   std::map<BufferId, Slopes> slopes_;
   RangeMap<bool> cleared_;  // bytes of words

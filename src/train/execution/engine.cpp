@@ -14,14 +14,17 @@
 
 namespace tessera::train {
 
-Hardware::Hardware(const deck::Deck& deck, const Job& job) {
+Hardware::Hardware(const deck::Deck& deck, const Job& job, bool few_rows) {
   job.control.together([&] {
     threads = setup::thread_count(deck.run, job.mpi.cores());
     setup::use_threads(threads);
   });
   const backend::Ranks ranks{job.mpi, job.control};
-  backend = backend::make_backend(
-      {.kind = deck.run.backend, .threads = threads, .matmul = deck.precision.matmul}, &ranks);
+  backend = backend::make_backend({.kind = deck.run.backend,
+                                   .threads = threads,
+                                   .matmul = deck.precision.matmul,
+                                   .few_rows = few_rows},
+                                  &ranks);
 }
 
 setup::ComputesOn computes_on(const backend::Backend& backend) {

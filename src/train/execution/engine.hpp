@@ -30,7 +30,8 @@ struct PreparedPlan {
 
 /// What a rank of a run computes on, and with how many threads. Collective.
 struct Hardware {
-  Hardware(const deck::Deck& deck, const Job& job);
+  /// `few_rows`: as backend::Settings has it, for generation.
+  Hardware(const deck::Deck& deck, const Job& job, bool few_rows = false);
   int threads = 1;
   backend::Backend backend;
 };

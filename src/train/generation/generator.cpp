@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/adapters.hpp"
+#include "train/generation/sampling.hpp"
 
 namespace tessera::train {
 
@@ -82,20 +83,30 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
       scratch_{Scratch(tier), Scratch(tier)} {
   for (const auto& desc : descs_) {
     const zero::UnitLayout layout = zero::unit_layout(desc, 1);
-    const View flat = make({layout.padded});
-    for (const auto& slice : zero::slices_in(desc, layout, {0, layout.padded})) {
-      const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
-      const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
-      load(flat.range(slice.flat, n), [&](std::span<float> out) {
-        parameters(desc.params[slice.parameter], {first, first + n}, out);
-      });
-    }
-    units_.push_back({&desc, zero::parameter_views(desc, layout, flat)});
+    flats_.push_back(make({layout.padded}));
+    units_.push_back({&desc, zero::parameter_views(desc, layout, flats_.back())});
   }
+  set_parameters(parameters, [](const model::ParamDesc&) { return true; });
   const std::int64_t columns = config.kv_heads * config.head_dim;
   for (std::int64_t l = 0; l < config.layers; ++l) {
     caches_.push_back({.k = make({options.slots, context_, columns}),
                        .v = make({options.slots, context_, columns})});
+  }
+}
+
+void Generator::set_parameters(const ParameterSource& parameters,
+                               const std::function<bool(const model::ParamDesc&)>& which) {
+  for (std::size_t u = 0; u < descs_.size(); ++u) {
+    const zero::UnitLayout layout = zero::unit_layout(descs_[u], 1);
+    for (const auto& slice : zero::slices_in(descs_[u], layout, {0, layout.padded})) {
+      const model::ParamDesc& parameter = descs_[u].params[slice.parameter];
+      if (!which(parameter)) continue;
+      const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
+      const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
+      load(flats_[u].range(slice.flat, n), [&](std::span<float> out) {
+        parameters(parameter, {first, first + n}, out);
+      });
+    }
   }
 }
 
@@ -132,7 +143,7 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
     });
     const std::span<const model::UnitViews> block(unit, end);
     model::Adapters adapters(u, config_.adapter, block);
-    u.adapters = &adapters;
+    u.adapters = adapted_ ? &adapters : nullptr;
     u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
     u.cache = &caches_[layer++];
     next_turn();
@@ -175,6 +186,35 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens, 
     return v ? v.row_range(count - 1, 1).reshaped({1, 1, config_.hidden}) : View{};
   };
   return logits_of(1, {.resid = last(carry.resid), .pending = last(carry.pending)});
+}
+
+std::vector<double> Generator::log_probabilities(std::span<const std::int32_t> tokens,
+                                                 std::int64_t first, bool adapted) {
+  constexpr std::int64_t kRows = 32;  // whose logits are in memory at once
+  const std::int64_t seen = std::ssize(tokens) - 1;
+  forget();
+  const model::CachedTokens cached;
+  adapted_ = adapted;
+  const model::Carry carry =
+      through_layers(tokens.first(static_cast<std::size_t>(seen)), std::span(&cached, 1));
+  adapted_ = true;
+  std::vector<double> all;
+  const Scratch::Mark before = scratch_[turn_].mark();
+  for (std::int64_t row = first - 1; row < seen; row += kRows) {
+    scratch_[turn_].back_to(before);
+    const std::int64_t count = std::min(kRows, seen - row);
+    const auto rows = [&](const View& v) {
+      return v ? v.row_range(row, count).reshaped({1, count, config_.hidden}) : View{};
+    };
+    const std::span<const float> logits =
+        logits_of(1, {.resid = rows(carry.resid), .pending = rows(carry.pending)});
+    const std::size_t vocab = logits.size() / static_cast<std::size_t>(count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      all.push_back(log_probability(logits.subspan(static_cast<std::size_t>(i) * vocab, vocab),
+                                    tokens[static_cast<std::size_t>(row + i + 1)]));
+    }
+  }
+  return all;
 }
 
 std::span<const float> Generator::advance_each(std::span<const std::int32_t> tokens) {

@@ -36,6 +36,10 @@ class Generator {
   Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
             const ParameterSource& parameters, GeneratorOptions options = {});
 
+  /// Sets the parameters that `which` is true of to others; what slots have seen is as it was.
+  void set_parameters(const ParameterSource& parameters,
+                      const std::function<bool(const model::ParamDesc&)>& which);
+
   /// Tokens that a slot can see.
   std::int64_t context() const { return context_; }
   std::int64_t slots() const { return std::ssize(lengths_); }
@@ -56,6 +60,10 @@ class Generator {
   /// Forgets what the first slot has seen; returns the logits of a sample: (tokens, vocab), or
   /// (classes) where outputs are pooled.
   std::span<const float> whole(std::span<const std::int32_t> tokens);
+  /// Likewise log p of each of a sample's tokens from number `first`, at least 1, on, after those
+  /// before it. `adapted`: of the model with its adapters, if it has some.
+  std::vector<double> log_probabilities(std::span<const std::int32_t> tokens, std::int64_t first,
+                                        bool adapted = true);
 
  private:
   View make(std::initializer_list<std::int64_t> extents);
@@ -79,9 +87,11 @@ class Generator {
   kernels::Device& device_;
   memory::Tier& tier_;
   std::vector<model::UnitDesc> descs_;
+  std::vector<View> flats_;  // of each unit
   std::vector<model::UnitViews> units_;
   std::vector<model::KvCache> caches_;  // of each layer
   std::vector<std::int64_t> lengths_;   // of each slot
+  bool adapted_ = true;                 // whether adapters count
   std::vector<float> logits_;
   std::vector<std::unique_ptr<memory::Arena>> owned_;
   /// What a layer needs: blocks that are kept, and used from their begin again.
@@ -89,7 +99,14 @@ class Generator {
    public:
     explicit Scratch(memory::Tier& tier) : tier_(tier) {}
     std::byte* take(std::int64_t bytes);
-    void reset() { block_ = 0, used_ = 0; }
+    void reset() { back_to({}); }
+    /// How far it is used; what was taken since is free again.
+    struct Mark {
+      std::size_t block = 0;
+      std::int64_t used = 0;
+    };
+    Mark mark() const { return {block_, used_}; }
+    void back_to(Mark mark) { block_ = mark.block, used_ = mark.used; }
     bool has(const std::byte* at) const;
 
    private:

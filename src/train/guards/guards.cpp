@@ -17,11 +17,11 @@ constexpr std::int64_t kMostRollbacks = 3;  // without getting beyond the step t
 
 }  // namespace
 
-Guards::Guards(Run& run, Saves& saves, FaultInjection& faults, data::Batches& batches)
+Guards::Guards(Run& run, Saves& saves, FaultInjection& faults, data::StepSource& tokens)
     : run_(run),
       saves_(saves),
       faults_(faults),
-      batches_(batches),
+      tokens_(tokens),
       spikes_(run.deck.guard.spike_window, run.deck.guard.spike_threshold) {}
 
 void Guards::begin(const LoadedCheckpoint* from, bool own) {
@@ -55,15 +55,14 @@ std::string Guards::blame(const StepInput& ran) {
   const PreparedPlan& prepared = run_.plan_of(at.step);
   NonFiniteFinder finder(prepared.plan(), engine.inputs(), engine.tier());
   run_.control.together([&] {
-    batches_.begin(at.samples - run_.course.sequences(at.step),
-                   engine.share(prepared.plan().shape));
+    tokens_.begin(at.samples - run_.course.sequences(at.step), engine.share(prepared.plan().shape));
   });
   // An infinite factor, so that the step is skipped again, whatever comes out this time; and error
   // feedback, which divides by it, leaves gradients alone.
   StepInput input = ran;
   input[kernels::StepScalar::unscale] = std::numeric_limits<float>::infinity();
   const Executor::Hooks again = faults_.hooks(prepared), looks = finder.hooks();
-  engine.run(prepared, input, batches_.current(),
+  engine.run(prepared, input, tokens_.current(),
              {.before =
                   [&](const BoundPlan::BoundOp& op) {
                     if (again.before) again.before(op);

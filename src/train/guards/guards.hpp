@@ -19,7 +19,7 @@ namespace tessera::train {
 /// Every method is collective but skipping() and save_to().
 class Guards {
  public:
-  Guards(Run& run, Saves& saves, FaultInjection& faults, data::Batches& batches);
+  Guards(Run& run, Saves& saves, FaultInjection& faults, data::StepSource& tokens);
 
   /// Training begins, from a checkpoint if there is one; `own`: of this very run.
   void begin(const LoadedCheckpoint* from, bool own);
@@ -45,7 +45,7 @@ class Guards {
   Run& run_;
   Saves& saves_;
   FaultInjection& faults_;
-  data::Batches& batches_;
+  data::StepSource& tokens_;
   std::int64_t consecutive_skips_ = 0;
   std::optional<io::CheckpointHeader> unproven_;  // resumed from, and no step was applied since
   guard::SpikeDetector spikes_;

@@ -75,6 +75,16 @@ constexpr EventField kStepFields[] = {
      "(`accuracy`), means of the rewards `reward_chosen` and `reward_rejected` and of their "
      "difference (`margin`), and of log p - log p_reference of all answers (`log_ratio`; "
      "null of a reward model); else null"},
+    {"rollout", "",
+     "of answers that the model drew (task.kind = \"grpo\"): how many `answers`, the mean "
+     "`reward`, "
+     "the standard deviation of rewards to one prompt (`reward_std`, mean over prompts), the share "
+     "of prompts whose answers had all the same (`alike`), mean `tokens` of an answer, the share "
+     "that the limit has `cut`, mean -log p of a token when it was drawn (`entropy`, in nats) "
+     "and what that is less than under the model of init_from (`kl`, where task.kl is above 0), "
+     "and "
+     "how long the slowest ranks drew and judged (`drawing_ms`, `judging_ms`, within "
+     "`data_exposed_ms` of the first step that learns from the answers); else null"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",

@@ -144,14 +144,22 @@ void Report::say_model_and_layout() const {
                   count_text(first.micro_batches, "micro-batch", "micro-batches"), first.micro,
                   human_count(run_.course.tokens(1)), count_text(run_.course.steps(), "step")));
   if (!run_.deck.batch.curriculum.empty()) run_.log.say("lengths   " + lengths_text());
-  run_.log.say(fmt::format("data      {} tokens, {} an epoch",
-                           human_count(static_cast<double>(run_.corpus->tokens())),
-                           count_text(data::epoch_samples(*run_.corpus, run_.deck), "sequence")));
+  run_.log.say("data      " + data_text());
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                            human_bytes(prepared.wire.intra), human_bytes(prepared.wire.inter)));
   for (const std::string& note : engine.notes()) run_.log.say("          " + note);
   const auto blocks = plan::blocks_text(in, prepared.plan().place);
   if (!blocks.empty()) run_.log.say("          " + blocks);
+}
+
+std::string Report::data_text() const {
+  if (run_.prompts) {
+    return fmt::format("{}, {} to each", count_text(std::ssize(run_.prompts->all), "prompt"),
+                       count_text(run_.deck.rollout.samples, "answer"));
+  }
+  return fmt::format("{} tokens, {} an epoch",
+                     human_count(static_cast<double>(run_.corpus->tokens())),
+                     count_text(data::epoch_samples(*run_.corpus, run_.deck), "sequence"));
 }
 
 /// Of the deck's curriculum.
@@ -376,6 +384,20 @@ nlohmann::json preferences_json(const std::optional<Preferences>& p, const deck:
           {"reward_rejected", beta * p->rejected},
           {"log_ratio", deck.task.beta ? nlohmann::json(p->log_ratio()) : nlohmann::json()}};
 }
+/// null where the model draws nothing.
+nlohmann::json rollout_json(const std::optional<RolloutSummary>& r) {
+  if (!r) return {};
+  return {{"answers", r->answers},
+          {"reward", r->reward},
+          {"reward_std", r->deviation},
+          {"alike", r->alike},
+          {"tokens", r->tokens},
+          {"cut", r->cut},
+          {"entropy", r->entropy},
+          {"kl", r->kl},
+          {"drawing_ms", r->drawing_s * 1e3},
+          {"judging_ms", r->judging_s * 1e3}};
+}
 nlohmann::json choices_json(const model::ModelConfig& config, const Evaluation& evaluation) {
   nlohmann::json all;
   for (const ExpertLoads& loads : expert_loads(config, evaluation.choices))
@@ -400,6 +422,7 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
                   {"corpora", corpora_json(r)},
                   {"experts", experts_json(run_.engine->inputs().model.config, r)},
                   {"preferences", preferences_json(r.preferences, run_.deck)},
+                  {"rollout", rollout_json(r.rollout)},
                   {"samples", at.samples},
                   {"sequence", run_.course.sequence(at.step)},
                   {"step_ms", r.times.total * 1e3},
@@ -450,6 +473,7 @@ void Report::step_line(const StepResult& r) const {
   }
   if (!corpora.empty()) run_.log.say(" " + corpora);
   if (r.preferences) run_.log.say("  | " + to_text(*r.preferences, run_.deck.task.beta));
+  if (r.rollout) run_.log.say("  | " + to_text(*r.rollout));
 }
 
 namespace {

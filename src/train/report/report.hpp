@@ -47,6 +47,7 @@ class Report {
 
  private:
   void say_model_and_layout() const;
+  std::string data_text() const;
   std::string lengths_text() const;
   void say_memory() const;
   void say_notes() const;

@@ -34,6 +34,7 @@ constexpr RunFile kRunFiles[] = {
      "what its text was tokenized with, where that is known (tokenizer_config.json: what ends a "
      "document)"},
     {"labels.json", "the names of the classes, where the model classifies documents or words"},
+    {"rollouts/", "step_00000100.jsonl: the answers of a step, with rollout.keep_every"},
     {"checkpoints/", "step_00000100/: manifest.json, a file a rank, model.h5 with whole tensors"},
     {"traffic.json", "what zero.* = \"auto\" chose, from which predictions"},
     {"lock", "held by the running job"},

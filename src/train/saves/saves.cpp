@@ -13,10 +13,10 @@ Saves::Saves(Run& run, FaultInjection& faults)
       saver_(run.control, run.directory / "checkpoints", run.deck.checkpoint.keep,
              run.deck.checkpoint.keep_every, [&run] { run.log.sync(); }) {}
 
-void Saves::after_step(bool in_skips, const MakeHeader& header) {
+void Saves::after_step(bool wait, const MakeHeader& header) {
   const bool last = run_.course.over(), due = run_.course.due(run_.deck.checkpoint.every);
   if (saved_step_ == run_.course.progress.step || !(due || late_)) return;
-  late_ = in_skips && !last;
+  late_ = wait && !last;
   if (last || !(late_ || setup::saves_beside_steps(run_.deck))) {
     save_now(header());
   } else {

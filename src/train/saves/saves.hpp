@@ -18,9 +18,10 @@ class Saves {
   /// What a checkpoint of the state now would say of itself.
   using MakeHeader = std::function<io::CheckpointHeader()>;
   /// Saves the state where the deck has it so after the step that has just run, or has the next
-  /// step's plan copy it. `in_skips`: that step was skipped. While steps are skipped, the state may
-  /// be one from which every step would be skipped: the save waits for a step that is applied.
-  void after_step(bool in_skips, const MakeHeader& header);
+  /// step's plan copy it. `wait`: the save waits for a step after which it need not. While steps
+  /// are skipped, the state may be one from which every step would be skipped; and within a round
+  /// the answers that the next steps learn from are in no checkpoint.
+  void after_step(bool wait, const MakeHeader& header);
   /// Whether the next step's plan is to copy the state; asked once. Waits for the save under way,
   /// whose copy it would overwrite.
   bool take_snapshot_due();
@@ -67,7 +68,7 @@ class Saves {
   Saver saver_;
   std::int64_t saved_step_ = -1;
   bool due_ = false;   // of the state now, by the next step's snapshot
-  bool late_ = false;  // was due at a step that was skipped
+  bool late_ = false;  // was due at a step that it did not want
   double stall_ = 0;   // seconds that the save under way has kept training waiting
   double slowest_ = 0;
   Spent spent_;

@@ -693,6 +693,51 @@ void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, Fro
          });
 }
 
+std::vector<float> ModelState::weights_of(const SavedPiece& saved) const {
+  const auto& s = states_[saved.unit];
+  const auto& kept = s.kept[saved.row];
+  const std::int64_t n = saved.piece.box.elements();
+  std::vector<float> all(static_cast<std::size_t>(n));
+  if (s.codes) {
+    decode(s, real(kept.live), kept.elements.begin, {saved.flat, saved.flat + n},
+           [&](std::int64_t at, std::span<float> values) {
+             std::ranges::copy(values, all.begin() + (at - saved.flat));
+           });
+    return all;
+  }
+  const RealView from = real(kept.live).range(saved.flat - kept.elements.begin, n);
+  std::vector<std::byte> copy;
+  for (std::int64_t at = 0; at < n; at += kPiece) {
+    const View part = from.view.range(at, std::min(kPiece, n - at));
+    convert(from.tier->host_bytes(part.data, part.span_bytes(), copy), part.type, DType::f32,
+            reinterpret_cast<std::byte*>(all.data() + at));
+  }
+  return all;
+}
+
+void ModelState::own_weights(const model::ParamDesc& parameter, Range range,
+                             std::span<float> out) const {
+  std::ranges::fill(out, 0.0F);
+  const std::vector<io::Box> wanted = io::boxes_of_range(io::Shape(parameter.shape), range);
+  for (const SavedPiece& saved : saved_) {
+    const io::Piece& piece = saved.piece;
+    if (saved.row != plan::kMasterRow || piece.state != rows_[plan::kMasterRow].name ||
+        piece.tensor != parameter.name)
+      continue;
+    const std::vector<float> values = weights_of(saved);
+    auto box_out = out.begin();
+    for (const io::Box& box : wanted) {
+      if (const auto part = io::intersect(box, piece.box)) {
+        io::for_each_run(*part, piece.box, box,
+                         [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+                           std::copy_n(values.begin() + from, count, box_out + to);
+                         });
+      }
+      box_out += box.elements();
+    }
+  }
+}
+
 void ModelState::save(io::CheckpointWriter& writer, From from) const {
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     const auto& [piece, unit, row, flat] = saved_[i];

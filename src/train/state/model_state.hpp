@@ -85,6 +85,10 @@ class ModelState {
   /// Writes what a checkpoint has of a tile that `op` saves; its bytes are in real memory.
   void save(io::CheckpointWriter& writer, const plan::Op& op, const plan::SaveTile& tile) const;
 
+  /// Sets `out` to elements [range) of the parameter of this name, as far as this rank saves them,
+  /// and to 0 elsewhere: each element of the model is in one rank's, of codes what they stand for.
+  void own_weights(const model::ParamDesc& parameter, Range range, std::span<float> out) const;
+
   /// A hash of elements that other ranks hold too; `elements` is 0 where this rank holds none of
   /// them.
   struct Copy {
@@ -176,6 +180,8 @@ class ModelState {
   template <typename Take>
   static void decode(const plan::UnitState& unit, const RealView& codes, std::int64_t first,
                      Range flat, Take&& take);
+  /// The values of a piece of the weights.
+  std::vector<float> weights_of(const SavedPiece& saved) const;
   /// Writes a piece of a unit that is kept as codes.
   void save_codes(io::CheckpointWriter& writer, std::size_t index, From from) const;
   /// Adds what a rank updates of some elements of a unit to the hash of a copy: the parameters that

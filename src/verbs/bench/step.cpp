@@ -101,6 +101,13 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   };
   const deck::LoadedDeck loaded = bench_run("run", {});
   control.together([&] {
+    if (!deck::draws_answers(loaded.deck.task.kind)) return;
+    throw DeckError(fmt::format(
+        "bench step: task.kind = \"{}\" learns from what it draws, which is not measured "
+        "(give a deck of the same model with another kind)",
+        enum_word(loaded.deck.task.kind)));
+  });
+  control.together([&] {
     if (control.rank() == 0) write_tokens(tokens, loaded.deck, steps);
   });
   const int threads = setup::thread_count(loaded.deck.run, job.mpi.cores());

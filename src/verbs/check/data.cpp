@@ -7,6 +7,7 @@
 #include "data/corpora.hpp"
 #include "data/labels.hpp"
 #include "data/pairs.hpp"
+#include "data/prompts.hpp"
 #include "data/tokenizers.hpp"
 #include "io/file.hpp"
 #include "train/state/starting_state.hpp"
@@ -47,6 +48,15 @@ Seen corpus_of(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
                         key.name, printable(*beyond), printable(directory.string()),
                         printable(full_path_text(directory)),
                         printable(loaded.path_hint(key.name, *beyond)))};
+  }
+  if (deck::draws_answers(loaded.deck.task.kind)) {
+    const data::Prompts prompts = data::open_prompts(loaded);
+    const auto longest =
+        std::ranges::max(prompts.all, {}, [](const auto& prompt) { return prompt.tokens.size(); });
+    return {nullptr, fmt::format("{}: {} in {}, the longest of {}\n", key.name,
+                                 count_text(std::ssize(prompts.all), "prompt"),
+                                 count_text(std::ssize(key.entries), "file"),
+                                 count_text(std::ssize(longest.tokens), "token"))};
   }
   auto corpus = data::open_corpus(loaded, key);
   const std::string text = fmt::format("{}: {} tokens in {}\n", key.name, corpus->tokens(),

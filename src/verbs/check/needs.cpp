@@ -3,6 +3,7 @@
 
 #include "core/bytes.hpp"
 #include "plan/passes/blocks.hpp"
+#include "train/policy/actor.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -124,6 +125,13 @@ std::string memory_text(const Checked& checked) {
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
     row(fmt::format("arena {}, bytes", word),
         [&](const RankFigures& f) { return f.ledger.arena(id); });
+  }
+  if (const auto [model, cache] = train::actor_bytes(checked.deck(), checked.planner.inputs);
+      model > 0) {
+    text += fmt::format(
+        "  and {} for the model that draws answers, {} for keys and values (no part of the "
+        "above)\n",
+        human_bytes(model), human_bytes(cache));
   }
   if (checked.planner.inputs.layout.nccl) {
     text +=

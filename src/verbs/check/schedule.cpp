@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
+#include "data/prompts.hpp"
 #include "data/samples.hpp"
 #include "deck/load.hpp"
 #include "optim/learning_rate.hpp"
@@ -33,6 +34,8 @@ std::int64_t sequences_of_epoch(const deck::LoadedDeck& loaded) {
   const char* key = key_in_epochs(loaded.deck);
   if (key == nullptr) return 0;
   try {
+    if (deck::draws_answers(loaded.deck.task.kind))
+      return loaded.deck.rollout.samples * std::ssize(data::open_prompts(loaded).all);
     const auto corpus = data::open_corpus(loaded, data::training_key(loaded.deck));
     return data::epoch_samples(*corpus, loaded.deck);
   } catch (Error& e) {

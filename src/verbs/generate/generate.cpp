@@ -8,6 +8,7 @@
 #include "core/bytes.hpp"
 #include "core/cores.hpp"
 #include "core/terminal.hpp"
+#include "data/prompts.hpp"
 #include "io/tokenizer_files.hpp"
 #include "io/tokenizer_json.hpp"
 #include "setup/inputs.hpp"
@@ -27,15 +28,6 @@ std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speake
       "tokenizer that the model was trained with. Give that one, or add --accept-tokenizer to "
       "leave out such tokens",
       speaker.source.name, id, speaker.source.model.vocab, o.tokenizer, speaker.tokenizer.vocab()));
-}
-
-std::vector<std::int32_t> encode_prompt(std::string_view text, const GenerateOptions& o,
-                                        io::Tokenizer& tokenizer) {
-  std::vector<std::int32_t> tokens = tokenizer.encode(text);
-  const auto& before = tokenizer.frame().before;
-  const bool spelled = std::ranges::mismatch(before, tokens).in1 == before.end();
-  if (o.special_tokens && !spelled) tokens.insert(tokens.begin(), before.begin(), before.end());
-  return tokens;
 }
 
 void check_memory(const GenerateOptions& o, const ModelSource& source, const OwnMachine& machine,
@@ -125,9 +117,10 @@ std::optional<io::ChatTemplate> open_chat(const GenerateOptions& o, const ModelS
                                           const io::Tokenizer& tokenizer) {
   if (!o.chat) return std::nullopt;
   const std::string own = source.tokenizer ? source.tokenizer->string() : "";
-  const bool recognise = *o.chat == kRecognisedTemplate;
+  const bool recognise = *o.chat == io::kRecognisedTemplate;
   io::ChatTemplate chat = io::ChatTemplate::open(
-      recognise ? recognised_template(o.tokenizer.empty() ? own : o.tokenizer) : *o.chat);
+      recognise ? io::recognised_template(o.tokenizer.empty() ? own : o.tokenizer, "--chat")
+                : *o.chat);
   bind_template(chat, *o.chat, o.field, tokenizer);
   return chat;
 }
@@ -159,7 +152,8 @@ ExitCode run(const GenerateOptions& o) {
                       "start it once, as in srun --ntasks=1, or give a file of --prompts, which "
                       "all of them continue");
   Speaker speaker = open_speaker(o);
-  std::vector<std::int32_t> tokens = encode_prompt(*o.prompt, o, speaker.tokenizer);
+  std::vector<std::int32_t> tokens =
+      data::encode_prompt(*o.prompt, o.special_tokens, speaker.tokenizer);
   if (tokens.empty())
     throw DeckError("--prompt is empty: give at least one character to go on from");
   const std::int64_t context = speaker.source.model.context;

@@ -44,11 +44,6 @@ struct Speaker {
   std::optional<io::ChatTemplate> chat;
 };
 
-/// A prompt in tokens. Those that the post-processor puts before a text are not put there again
-/// where the prompt spells them.
-std::vector<std::int32_t> encode_prompt(std::string_view text, const GenerateOptions& o,
-                                        io::Tokenizer& tokenizer);
-
 /// The text of a token that the model drew. DataError where --tokenizer knows no such token, of a
 /// model that has no tokenizer of its own to compare with.
 std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speaker& speaker);

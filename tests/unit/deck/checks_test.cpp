@@ -82,6 +82,48 @@ TEST(Checks, NormsOfTheWholeNeedAllHeadsOnARank) {
   }
 }
 
+TEST(Checks, AnswersThatTheModelDraws) {
+  const std::vector<std::string> whole{"task.kind=grpo", "rollout.samples=4", "rollout.tokens=8",
+                                       "model.init_from=hf"};
+  const auto with = [&](std::initializer_list<std::string> more) {
+    std::vector<std::string> sets = whole;
+    sets.insert(sets.end(), more);
+    return refusal(kSmallDeck, sets);
+  };
+  EXPECT_EQ(with({}), "");
+  EXPECT_EQ(with({"reward.kind=command", "reward.command=[\"judge\"]", "task.mean=tokens"}), "");
+  expect_contains(refusal_of("task.kind=grpo"), "rollout.tokens is missing");
+  expect_contains(refusal_of("task.kind=grpo"), "model.init_from is missing");
+  for (const auto& [set, problem] :
+       {std::pair{"rollout.samples=3", "give a multiple of rollout.samples = 3"},
+        {"batch.ramp=[[5, 6]]", "batch.ramp: 6 answers are not 4 to each"},
+        {"reward.kind=command", "reward.command is missing"},
+        {"reward.command=[\"judge\"]", "has no effect with reward.kind = \"match\""},
+        {"reward.timeout=5", "has no effect with reward.kind = \"match\""},
+        {"task.z_loss=0.1", "does not go with task.kind = \"grpo\""},
+        {"task.label_smoothing=0.1", "does not go with task.kind = \"grpo\""},
+        {"data.validation=[\"a\"]", "does not go with task.kind = \"grpo\""},
+        {"data.documents=joined", "does not go with task.kind = \"grpo\""},
+        {"data.train=[{path=\"a.jsonl\", weight=1}]", "prompts are taken by turns"},
+        {"model.dropout=0.1", "does not go with task.kind = \"grpo\""},
+        {"guard.spike=warn", "does not go with task.kind = \"grpo\""},
+        {"task.clip=[0.1, 0.1]", "has no effect with rollout.steps = 1"},
+        {"optimizer.name=onebit_adam", "does not go with optimizer.name"}})
+    expect_contains(with({set}), problem);
+  expect_contains(with({"rollout.steps=4", "checkpoint.every=10"}),
+                  "checkpoint.every = 10 does not go with rollout.steps = 4");
+  EXPECT_EQ(with({"rollout.steps=3", "task.clip=[0.1, 0.3]"}), "") << "every is a multiple";
+  expect_contains(with({"rollout.chat=auto", "rollout.field=text"}), "rollout.field has no effect");
+  expect_contains(with({"reward.kind=command", "reward.command=[\"judge\"]", "reward.field=sum"}),
+                  "has no effect with reward.kind = \"command\"");
+  for (const char* idle :
+       {"task.kl=0.1", "task.clip=[0.1, 0.1]", "rollout.steps=2", "task.mean=tokens",
+        "task.scale_rewards=false", "rollout.samples=4", "rollout.tokens=8", "rollout.slots=2",
+        "rollout.chat=auto", "rollout.field=text", "rollout.keep_every=1", "reward.kind=command",
+        "reward.field=sum", "reward.command=[\"judge\"]", "reward.timeout=1"})
+    expect_contains(refusal_of(idle), "has no effect with task.kind = \"lm\"");
+}
+
 TEST(Checks, NamesOfRuns) {
   for (const char* good : {"a", "größe 1", "small/seed_1", "a..b", "..."})
     EXPECT_EQ(refusal_of(fmt::format("run.name=\"{}\"", good)), "") << good;

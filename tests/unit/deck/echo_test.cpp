@@ -47,6 +47,10 @@ TEST(Echo, ParsesBackToTheSameDeck) {
       {"task.kind=ipo", "task.beta=0.30000000000000004", "task.reference=\"a b.json\"",
        "batch.micro=2", "model.init_from=hf"},
       {"task.kind=reward", "task.label_smoothing=0.125", "batch.micro=2"},
+      {"task.kind=grpo", "task.mean=tokens", "task.scale_rewards=false", "rollout.samples=4",
+       "rollout.tokens=9", "rollout.slots=3", "rollout.chat=auto", "rollout.keep_every=7",
+       "reward.kind=command", "reward.command=[\"a b\", \"\\\"\"]", "reward.timeout=0.1",
+       "model.init_from=hf"},
       {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};
   for (const auto& sets : variants) {
     const Deck deck = small_deck(sets).deck;

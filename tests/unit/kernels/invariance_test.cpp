@@ -245,6 +245,12 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
                                .lse = part_lse,
                                .scale = scale.view(),
                                .vocab = 113});
+  run(device, PolicyLoss{.target_losses = part_lse,
+                         .targets = targets.view(),
+                         .advantages = part_lse,
+                         .scale = scale.view(),
+                         .losses = output(DType::f32, {rows}),
+                         .slopes = output(DType::f32, {rows})});
   const std::int64_t half = rows / 2;
   Tensor reference(DType::f64, {2});
   run(device, PreferenceLoss{.target_losses = part_lse.range(0, 2 * half).reshaped({2, half}),

@@ -291,6 +291,44 @@ TEST(Check, RejectsPairsThatGoAstray) {
   }
 }
 
+// Targets that the model drew: judged by the advantages of others, or not, or in no gradient.
+TEST(Check, RejectsDrawnTargetsThatGoAstray) {
+  using kernels::PolicyLoss;
+  const auto plan_of = [](PlanPurpose purpose, std::int64_t tensor_rank) {
+    Case c = make_case(1, 2, 2, ReduceWhen::step);
+    c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+    c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+    c.inputs.logit_rows = 7;
+    c.inputs.policy = {
+        .terms = {.low = 0.2F, .high = 0.2F, .kl = 0.1F}, .weighted = true, .drawn_before = true};
+    c.shape.purpose = purpose;
+    return make_plan(c.inputs, c.shape, {.tensor = tensor_rank});
+  };
+  const Plan plan = plan_of(PlanPurpose::train, 0);
+  EXPECT_NO_THROW(check(plan));
+  EXPECT_NO_THROW(check(plan_of(PlanPurpose::train, 1)));
+  expect_rejected(without_or_again<PolicyLoss>(plan), "losses of drawn targets");
+  const auto batches =
+      std::array{std::get<LoadBatch>(plan.ops[0].call), std::get<LoadBatch>(plan.ops[1].call)};
+  expect_rejected(with_each<PolicyLoss>(plan,
+                                        [&](PolicyLoss& p) {
+                                          const bool first =
+                                              p.advantages.data == batches[0].advantages.data;
+                                          p.advantages = batches[first ? 1 : 0].advantages;
+                                        }),
+                  "advantages of others");
+  expect_rejected(with_each<PolicyLoss>(plan, [](PolicyLoss& p) { p.drawn = p.reference; }),
+                  "what the reference says in place of when it was drawn");
+  expect_rejected(with_each<PolicyLoss>(plan, [](PolicyLoss& p) { p.drawn = {}; }),
+                  "what is loaded and not looked at");
+  expect_rejected(with_each<kernels::ClassifyGradient>(
+                      plan, [](kernels::ClassifyGradient& g) { g.scale = g.scale.range(0, 1); }),
+                  "targets without their slopes");
+  const Plan of_text = plan_of(PlanPurpose::evaluate, 0);
+  EXPECT_NO_THROW(check(of_text));
+  EXPECT_FALSE(std::get<LoadBatch>(of_text.ops[0].call).advantages);
+}
+
 // Documents whose scores are not made, or compared beside what a reference model says.
 TEST(Check, RejectsScoresThatGoAstray) {
   constexpr kernels::PreferenceTerms kTerms{.kind = kernels::PreferenceKind::reward, .beta = 1};

@@ -678,6 +678,46 @@ TEST(ModelState, InitialValuesDoNotDependOnTheLayout) {
   }
 }
 
+// Whatever part of a parameter is asked for, one rank alone says each of its elements, and the
+// others 0: their bits united are the weights.
+TEST(ModelState, OneRankSaysEachWeight) {
+  const auto source = train::initial_values(9);
+  for (const auto& config : {gpt2_like(), llama_like(), mixtral_like()}) {
+    for (const Layout& l : {Layout{1, 0}, Layout{3, 0}, Layout{3, 1, DType::bf16}, Layout{8, 3},
+                            Layout{.tensor = 3, .pipeline = 2}, Layout{2, 3, DType::f32, 2, 2},
+                            Layout{.data = 2, .stage = 2, .frozen = true}}) {
+      SCOPED_TRACE(to_string(l));
+      std::vector<std::unique_ptr<RankState>> ranks;
+      for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
+        ranks.push_back(std::make_unique<RankState>(config, l, rank));
+        ranks.back()->state().set_parameters(source);
+      }
+      for (const auto& unit : model::model_units(config)) {
+        for (const auto& p : unit.params) {
+          for (const Range& range :
+               {Range{0, p.elements()}, Range{p.elements() / 3, p.elements() - 1}}) {
+            std::vector<float> want(static_cast<std::size_t>(range.count())), own(want);
+            std::vector<std::uint32_t> united(want.size());
+            std::vector<int> said(want.size());
+            source(p, range, want);
+            for (const auto& rank : ranks) {
+              rank->state().own_weights(p, range, own);
+              for (std::size_t i = 0; i < own.size(); ++i) {
+                united[i] |= std::bit_cast<std::uint32_t>(own[i]);
+                said[i] += own[i] != 0 ? 1 : 0;
+              }
+            }
+            for (std::size_t i = 0; i < want.size(); ++i) {
+              ASSERT_EQ(std::bit_cast<float>(united[i]), want[i]) << p.name;
+              ASSERT_LE(said[i], 1) << p.name;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // Trap 26: no two layers, and no two parameters, draw the same numbers; 1 / sqrt(elements) is the
 // deviation of a mean, 1 / sqrt(2 elements) the relative one of a deviation: five of them.
 TEST(ModelState, InitialValuesHaveTheirDistribution) {

@@ -1,0 +1,64 @@
+// Losses of tokens that a policy, the model, has drawn itself and that were judged since.
+#pragma once
+
+#include "kernels/api/checks.hpp"
+
+namespace tessera::kernels {
+
+/// What a target's loss is, of log p under the model, log p_drawn under the model that drew it and
+/// log p_reference under a frozen one, with A how much better it was than expected:
+///   -min(r A, clip(r, 1 - low, 1 + high) A) + kl (exp(q) - q - 1),
+///   r = p / p_drawn, q = log p_reference - log p
+/// times what the target weighs in the mean.
+/// The first term is that of Schulman et al. 2017 (PPO, equation 7), the second an estimate of the
+/// divergence from the reference, which it keeps small (Schulman 2020, "Approximating KL
+/// divergence"; Shao et al. 2024, GRPO, equation 4).
+struct PolicyTerms {
+  float low = 0, high = 0;
+  float kl = 0;
+};
+
+/// The losses of R targets and the slopes that make their gradients: of each -log p the derivative
+/// of its target's loss, times scale. Where log p is no finite number, neither is the loss.
+struct PolicyLoss {
+  static constexpr const char* kName = "policy_loss";
+  View target_losses;  // (R) f32: -log p of each target, 0 where it does not count
+  View targets;        // (R) i32: below 0 where it does not count
+  View advantages;     // (R) f32: A
+  View weights;        // (R) f32: what each weighs; absent: all 1
+  View drawn;          // (R) f32: -log p_drawn; absent: the model has drawn them itself, r = 1
+  View reference;      // (R) f32: -log p_reference; present where terms.kl is above 0
+  View scale;          // (1) f32: loss scale / targets of the global batch
+  View losses;         // (R) f32; 0 where a target does not count
+  View slopes;         // (R) f32; 0 where a target does not count
+  PolicyTerms terms;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.target_losses, Access::read), f(s.targets, Access::read), f(s.advantages, Access::read),
+        f(s.weights, Access::read), f(s.drawn, Access::read), f(s.reference, Access::read),
+        f(s.scale, Access::read), f(s.losses, Access::write), f(s.slopes, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const PolicyLoss& a) {
+  const std::int64_t rows = a.target_losses.elements();
+  check_flat({a.target_losses}, DType::f32, rows);
+  check_flat({a.targets}, DType::i32, rows);
+  check_flat({a.advantages}, DType::f32, rows);
+  if (a.weights) check_flat({a.weights}, DType::f32, rows);
+  if (a.drawn) check_flat({a.drawn}, DType::f32, rows);
+  TESSERA_CHECK(static_cast<bool>(a.reference) == (a.terms.kl > 0),
+                "a reference where nothing is compared with it, or none where something is");
+  if (a.reference) check_flat({a.reference}, DType::f32, rows);
+  check_flat({a.scale}, DType::f32, 1);
+  check_flat({a.losses}, DType::f32, rows);
+  check_flat({a.slopes}, DType::f32, rows);
+  TESSERA_CHECK(a.terms.low >= 0 && a.terms.low < 1 && a.terms.high >= 0 && a.terms.kl >= 0,
+                "ratios from {} below 1 to {} above, and {} of the divergence", a.terms.low,
+                a.terms.high, a.terms.kl);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,56 @@
+// The formula of a drawn target's loss and its derivative, shared by every back end.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/api/policy.hpp"
+#include "kernels/common/math.hpp"
+
+namespace tessera::kernels {
+
+/// The arrays of PolicyLoss, and what it says of one target.
+struct PolicyTargets {
+  const float* target_losses;
+  const std::int32_t* targets;
+  const float *advantages, *weights, *drawn, *reference;  // all but the first may be null
+  const float* scale;
+  float *losses, *slopes;
+  PolicyTerms terms;
+
+  TESSERA_INLINE void finish(std::int64_t t) const {
+    losses[t] = slopes[t] = 0;
+    if (targets[t] < 0) return;
+    const auto now = static_cast<double>(target_losses[t]),
+               better = static_cast<double>(advantages[t]);
+    // now - now is 0, but NaN where log p is not finite.
+    const double ratio = std::exp((drawn == nullptr ? now : static_cast<double>(drawn[t])) - now);
+    const double clipped = std::fmin(std::fmax(ratio, 1 - static_cast<double>(terms.low)),
+                                     1 + static_cast<double>(terms.high));
+    const bool held = clipped * better < ratio * better;
+    double loss = (now - now) - (held ? clipped : ratio) * better,
+           slope = held ? 0 : ratio * better;
+    if (reference != nullptr) {
+      const double q = now - static_cast<double>(reference[t]), kl = static_cast<double>(terms.kl);
+      loss += kl * (std::expm1(q) - q);
+      slope += kl * std::expm1(q);
+    }
+    const double weight = weights == nullptr ? 1 : static_cast<double>(weights[t]);
+    losses[t] = static_cast<float>(weight * loss);
+    slopes[t] = static_cast<float>(static_cast<double>(*scale) * weight * slope);
+  }
+};
+
+inline PolicyTargets targets_of(const PolicyLoss& a) {
+  return {.target_losses = a.target_losses.as<float>(),
+          .targets = a.targets.as<std::int32_t>(),
+          .advantages = a.advantages.as<float>(),
+          .weights = a.weights ? a.weights.as<float>() : nullptr,
+          .drawn = a.drawn ? a.drawn.as<float>() : nullptr,
+          .reference = a.reference ? a.reference.as<float>() : nullptr,
+          .scale = a.scale.as<float>(),
+          .losses = a.losses.as<float>(),
+          .slopes = a.slopes.as<float>(),
+          .terms = a.terms};
+}
+
+}  // namespace tessera::kernels

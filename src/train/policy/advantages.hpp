@@ -1,0 +1,17 @@
+// How much better answers are than others to the same prompt.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera::train {
+
+/// Group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1.1): of each answer its
+/// reward less the mean over its group, `samples` answers that follow one another. `scale`: divided
+/// by the group's standard deviation, that of n answers with n - 1 degrees of freedom, plus 1e-4,
+/// which keeps what rounding leaves of equal rewards from becoming something.
+std::vector<double> group_advantages(std::span<const double> rewards, std::int64_t samples,
+                                     bool scale);
+
+}  // namespace tessera::train

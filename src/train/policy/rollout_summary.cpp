@@ -1,0 +1,15 @@
+#include "train/policy/rollout_summary.hpp"
+
+#include <fmt/format.h>
+
+namespace tessera::train {
+
+std::string to_text(const RolloutSummary& s) {
+  return fmt::format(
+      "reward {:.4f} +- {:.3f} | {:.1f} tokens an answer, {:.0f} % cut, entropy {:.3f} | drawn in "
+      "{:.2f} s ({:.0f} tok/s), judged in {:.2f} s",
+      s.reward, s.deviation, s.tokens, 100 * s.cut, s.entropy, s.drawing_s,
+      s.tokens * static_cast<double>(s.answers) / s.drawing_s, s.judging_s);
+}
+
+}  // namespace tessera::train

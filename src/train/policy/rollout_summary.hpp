@@ -1,0 +1,25 @@
+// What is said of the answers that a model drew in a step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera::train {
+
+/// What a step's answers were.
+struct RolloutSummary {
+  double reward = 0;     // mean
+  double deviation = 0;  // of rewards to one prompt, mean over prompts
+  double alike = 0;      // the share of prompts whose answers all had the same reward
+  double tokens = 0;     // of an answer, mean
+  double cut = 0;        // the share of answers that the limit of tokens has ended
+  double entropy = 0;    // -log p of a token under the model that drew it, mean, in nats
+  double kl = 0;         // log p less that under the reference model, mean; 0 without one
+  double drawing_s = 0, judging_s = 0;  // of the slowest rank
+  std::int64_t answers = 0;
+};
+
+/// For people.
+std::string to_text(const RolloutSummary& summary);
+
+}  // namespace tessera::train

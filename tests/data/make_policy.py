@@ -1,0 +1,109 @@
+"""Makes oracle/policy.json: the answers that the models of policy_models.py drew in a run, and what PyTorch computes, in
+fp64 and fp32, when it learns from these answers and their rewards: of each step the loss, the gradient's norm, mean -log p
+of a token when it was drawn, how much larger log p is than under the reference model, and the share of ratios that are
+clipped. tests/run/policy_test.py compares.
+
+    pip install torch transformers h5py && python make_policy.py TESSERA
+
+The program is asked for the answers, and for the matrices A that its adapters begin with.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import h5py
+import torch
+
+import policy_models as models
+from make_preferences import CLASSES, adapt
+
+
+def run(name, directory):
+    """The answers of a run, and the weights of its adapters when it begins."""
+    deck = models.deck(name, directory)
+    drawn = {}
+    for key, changes in (("first", {"steps": 1}), ("run", {})):
+        one = {**deck, "run": {**deck["run"], **changes, "dir": str(directory / key)},
+               "optimizer": {**deck["optimizer"], **({"lr": 1e-30} if changes else {})}}
+        (directory / "deck.toml").write_text(to_toml(one))
+        subprocess.run([sys.argv[1], "train", directory / "deck.toml"], check=True, stdout=subprocess.DEVNULL)
+    (path,) = (directory / "first").glob("checkpoints/*/model.h5")
+    with h5py.File(path) as file:
+        drawn = {k: torch.tensor(v[()]) for k, v in file["master"].items() if ".lora_" in k}
+    return models.rollouts(directory / "run"), drawn
+
+
+def advantages(rewards, scale):
+    groups = torch.tensor(rewards, dtype=torch.float64).view(-1, models.SAMPLES)
+    centred = groups - groups.mean(1, keepdim=True)
+    return (centred / (groups.std(1, keepdim=True) + 1e-4) if scale else centred).flatten()
+
+
+def log_p(model, answer):
+    """Of its tokens, each behind the prompt and those before it."""
+    prompt = list(answer["line"]["prompt"].encode())
+    ids = prompt + answer["token_ids"]
+    each = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])
+    return each[len(prompt) - 1:, 0]
+
+
+def train(name, dtype, steps, weights):
+    directory, task, of_round, adapter = models.KINDS[name]
+    by_token, (low, high), kl = task.get("mean") == "tokens", task.get("clip", (0.2, 0.2)), task.get("kl", 0.0)
+    model = CLASSES[directory].from_pretrained(models.ORACLE / directory, dtype=torch.float32,
+                                               attn_implementation="eager").to(dtype)
+    if adapter:
+        adapt(model, adapter, {k: v.to(dtype) for k, v in weights.items()})
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=models.LR, betas=(0.9, 0.99), eps=models.EPS)
+    reference = [[log_p(model, a).detach() for a in answers] for answers in steps]
+    said = []
+    for number, answers in enumerate(steps):
+        if number % of_round == 0:
+            drawn = [[log_p(model, a).detach() for a in step] for step in steps[number : number + of_round]]
+        better = advantages([a["reward"] for a in answers], task.get("scale_rewards", True)).to(dtype)
+        losses, clipped, tokens = [], 0, 0
+        for i, (answer, advantage) in enumerate(zip(answers, better, strict=True)):
+            now, then = log_p(model, answer), drawn[number % of_round][i]
+            ratio = torch.exp(now - then)
+            loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+            clipped += (ratio.clamp(1 - low, 1 + high) != ratio).sum().item()
+            tokens += len(now)
+            less = reference[number][i] - now
+            losses.append(loss + kl * (torch.exp(less) - less - 1))
+        loss = torch.cat(losses).mean() if by_token else torch.stack([l.mean() for l in losses]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, models.CLIP)
+        optimizer.step()
+        of_round_drawn = torch.cat([p for step in drawn for p in step])
+        of_round_reference = torch.cat([p for step in reference[number - number % of_round :][:of_round] for p in step])
+        said.append({"loss": loss.item(), "grad_norm": norm.item(), "entropy": -of_round_drawn.mean().item(),
+                     "kl": (of_round_drawn - of_round_reference).mean().item() if kl else 0.0,
+                     "clipped": clipped / tokens})
+    return said
+
+
+if __name__ == "__main__":
+    tests = pathlib.Path(__file__).resolve().parents[1]
+    os.environ.update(TESSERA_SOURCE_DIR=str(tests.parent), TESSERA_BINARY=sys.argv[1], TESSERA_MPIEXEC="none")
+    sys.path.insert(0, str(tests / "run"))
+    from tessera import to_toml  # noqa: E402
+
+    result = {}
+    for name in models.KINDS:
+        with tempfile.TemporaryDirectory() as directory:
+            directory = pathlib.Path(directory)
+            (directory / "text.txt").write_text("text")
+            subprocess.run([sys.argv[1], "tokenize", directory / "text.txt", "--out", directory / "bytes"], check=True,
+                           stdout=subprocess.DEVNULL)
+            models.write(directory, directory / "bytes.tokenizer.json")
+            steps, drawn = run(name, directory)
+        result[name] = {kind: train(name, getattr(torch, kind), steps, drawn) for kind in ("float64", "float32")}
+        result[name]["token_ids"] = [[a["token_ids"] for a in answers] for answers in steps]
+        print(name, [{k: round(v, 5) for k, v in s.items()} for s in result[name]["float64"]])
+    (models.ORACLE / "policy.json").write_text(json.dumps(result) + "\n")

@@ -1,0 +1,239 @@
+"""Models that learn from their own answers (GRPO): as PyTorch learns from the same, the same bits on every layout and over
+restarts, a reward that is learned, and what programs and prompts may not be."""
+
+import json
+import sys
+import unittest
+
+from tessera import SOURCE, RunTest, change, tiny_deck
+
+sys.path.insert(0, str(SOURCE / "tests" / "data"))
+import policy_models as models  # noqa: E402
+
+DECK, DATA, IO = 2, 3, 7
+LAYOUTS = ((1, {"batch__micro": 16}), (1, {"batch__micro": 4, "memory__logits": 7}),
+           (2, {"zero__stage": 3}), (4, {"zero__stage": 1}),
+           (2, {"parallel__tensor": 2, "zero__stage": 0, "recompute__policy": "full"}),
+           (2, {"parallel__pipeline": 2, "recompute__policy": "selective"}),
+           (4, {"parallel__tensor": 2, "parallel__pipeline": 2, "memory__logits": 20}),
+           (2, {"parallel__context": 2, "zero__stage": 2}))
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
+              "checkpoint__every": 2, "checkpoint__keep": 9}
+
+
+class PolicyTest(RunTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 80)
+        self.run_code(0, "tokenize", self.dir / "text.txt", "--out", self.dir / "data")
+        models.write(self.dir, self.dir / "data.tokenizer.json")
+
+    def run_code(self, code, *arguments, ranks=0):
+        """Output of a command that ends with this code on every rank."""
+        job = self.run_job(ranks, *arguments, each=ranks > 0)
+        self.assertEqual(job.codes or [job.code], [code] * max(ranks, 1), job.output)
+        return " ".join(job.output.split())
+
+    def deck_of(self, run, kind, **changes):
+        return self.deck(run, change(models.deck(kind, self.dir), **changes))
+
+
+class Oracle(PolicyTest):
+    def compare(self, kind, layouts):
+        want = json.loads((models.ORACLE / "policy.json").read_text())[kind]
+        # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is, or as one rounding of
+        # a number of 8 is.
+        bound = {key: 8 * max(2**-24 * 8, *(abs(a[key] - b[key]) for a, b in zip(
+            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl")}
+        for number, (ranks, layout) in enumerate(layouts):
+            with self.subTest(kind=kind, ranks=ranks, **layout):
+                name = f"{kind}_{number}"
+                self.train(ranks, self.deck_of(name, kind, **layout))
+                answers = models.rollouts(self.dir / name)
+                self.assertEqual([[a["token_ids"] for a in step] for step in answers], want["token_ids"])
+                for step, of_step, true in zip(self.steps_of(name), answers, want["float64"], strict=True):
+                    said = {**step, **{key: step["rollout"][key] for key in ("entropy", "kl")}}
+                    for key in bound:
+                        self.assertLess(abs(said[key] - true[key]), bound[key], (key, step["step"]))
+                    self.assertEqual(step["targets"], sum(len(a["token_ids"]) for a in of_step))
+                    if models.KINDS[kind][2] == 1:
+                        mean = sum(a["reward"] for a in of_step) / models.GLOBAL
+                        self.assertAlmostEqual(step["rollout"]["reward"], mean, places=12)
+
+    def test_mean_of_answers(self):
+        self.compare("answers", LAYOUTS)
+
+    def test_mean_of_tokens(self):
+        self.compare("tokens", LAYOUTS[1::2])
+
+    def test_reference(self):
+        self.compare("reference", LAYOUTS[:7:3])
+
+    def test_rounds(self):
+        self.compare("rounds", LAYOUTS[1:8:2])
+
+    def test_lora(self):
+        self.compare("lora", LAYOUTS[:7:2])
+
+
+class Bits(PolicyTest):
+    def test_every_layout_and_restart_has_the_same_bits(self):
+        for kind, compute in (("answers", "f32"), ("rounds", "f32"), ("lora", "bf16")):
+            fixed = {**ANY_LAYOUT, "precision__compute": compute, "run__steps": 6,
+                     "rollout__keep_every": 1}
+            want = self.train(1, self.deck_of(f"{kind}_one", kind, **fixed))
+            answers = models.rollouts(self.dir / f"{kind}_one")
+            self.assertEqual(len(answers), 6)
+            for ranks, layout in (
+                    (2, {"parallel__tensor": 2}),
+                    (4, {"parallel__tensor": 2, "zero__stage": 3}),
+                    (4, {"parallel__pipeline": 2, "zero__stage": 1}),
+                    (3, {"batch__global": 48, "run__steps": 2, "batch__micro": 2,
+                         "run__reproducible": "run", "run__reproducible_tensor": 1}),
+                    (2, {"zero__stage": 2, "offload__optimizer": "host"})):
+                with self.subTest(kind=kind, **layout):
+                    name = "_".join([kind, *(k.split("__")[1] for k in layout)])
+                    made = self.train(ranks, self.deck_of(name, kind, **{**fixed, **layout}))
+                    if ranks == 3:  # whatever the batches, an answer of a number is drawn alike
+                        first = models.rollouts(self.dir / name)[0][:models.GLOBAL]
+                        self.assertEqual([a["token_ids"] for a in first],
+                                         [a["token_ids"] for a in answers[0]])
+                        continue
+                    self.assertEqual(made, want)
+                    self.assertEqual(models.rollouts(self.dir / name), answers)
+            self.go_back(f"{kind}_one", 2)
+            again = self.deck_of(f"{kind}_one", kind, **fixed, parallel__tensor=2, zero__stage=3)
+            self.assertEqual(self.train(4, again), want)
+            self.assertEqual(models.rollouts(self.dir / f"{kind}_one"), answers)
+
+    def test_a_stop_waits_for_the_round(self):
+        """And what goes on is as if nothing had happened."""
+        fixed = {"run__steps": 6, "rollout__steps": 3, "run__threads": 1}
+        want = self.train(2, self.deck_of("whole", "rounds", **fixed))
+        # Asked for as the answers of the first round are judged, which step 2 sees.
+        (self.dir / "judge.py").write_text(models.JUDGE.replace(
+            "    text =", f"    open({str(self.dir / 'parts' / 'stop')!r}, 'w').close()\n    text ="))
+        deck = self.deck_of("parts", "rounds", **fixed)
+        self.train(2, deck, expect=85)
+        self.assertEqual(self.newest_step("parts"), 3)
+        (self.dir / "judge.py").write_text(models.JUDGE)
+        self.assertEqual(self.train(2, deck), want)
+
+    def test_other_prompts_are_another_run(self):
+        deck = self.deck_of("run", "answers", run__steps=2, checkpoint__every=1)
+        self.train(1, deck)
+        prompts = self.dir / "prompts.jsonl"
+        prompts.write_text(prompts.read_text().replace("abc", "abd"))
+        self.assertIn("prompts.jsonl", self.run_code(DECK, "train", deck, "--set", "run.steps=4"))
+
+
+class Learns(PolicyTest):
+    def test_a_reward_from_near_nothing(self):
+        """Answers without an o, of a model of text, a fifth of which have none when it begins."""
+        deck = tiny_deck(self.dir / "data", model__vocab=256, model__context=32, run__steps=60,
+                         optimizer__lr=0.01)
+        self.train(1, self.deck("base", deck))
+        self.run_code(0, "export", self.dir / "base", "--to", self.dir / "model")
+        (self.dir / "no_o.py").write_text(
+            "import json, sys\n"
+            "for line in sys.stdin: print(int('o' not in json.loads(line)['completion']))\n")
+        (self.dir / "begin.jsonl").write_text(
+            "".join(json.dumps({"prompt": p}) + "\n" for p in ("the quick", "fox", "lazy dog. t")))
+        learn = change(models.deck("answers", self.dir), model__init_from=str(self.dir / "model"),
+                       run__steps=60, data__train=[str(self.dir / "begin.jsonl")],
+                       rollout__samples=8, rollout__tokens=16, rollout__slots=16,
+                       batch__sequence=32, batch__global=48, batch__micro=8,
+                       reward__command=[sys.executable, str(self.dir / "no_o.py")])
+        del learn["model"]["dropout"]
+        self.train(2, self.deck("learn", learn))
+        rewards = [s["rollout"]["reward"] for s in self.steps_of("learn")]
+        self.assertLess(rewards[0], 0.4, rewards)
+        self.assertGreater(sum(rewards[-10:]) / 10, 0.9, rewards)
+        plot = self.run_job(0, self.dir / "learn", "-o", self.dir / "learn.png", "--terminal",
+                            program=SOURCE / "tools" / "plot_metrics")
+        self.assertEqual(plot.code, 0, plot.output)
+        self.assertIn("learn: mean reward of answers", plot.output)
+        # What it learned is a model like any other.
+        text = self.run_code(0, "generate", self.dir / "learn", "--prompt", "fox", "--tokens", 12)
+        self.assertEqual(text[:3], "fox")
+
+
+class Refused(PolicyTest):
+    def test_programs_that_do_not_judge(self):
+        """The run ends alike on all ranks, and keeps what it had."""
+        for name, code, judge, message in (
+                ("ends", IO, "import sys\nsys.stdin.readline()\nsys.exit(3)\n",
+                 "it has ended, with exit code 3"),
+                ("hangs", IO, "import time\ntime.sleep(600)\n", "it has written nothing for 0.5 s"),
+                ("babbles", DATA, "import sys\nfor line in sys.stdin: print('good')\n",
+                 'has answered "good"'),
+                ("diverges", DATA, "import sys\nfor line in sys.stdin: print('1e999')\n",
+                 'has answered "1e999"')):
+            with self.subTest(name):
+                run = {"checkpoint__every": 1, "checkpoint__keep": 9}
+                deck = self.deck_of(name, "answers", run__steps=2, **run)
+                self.train(2, deck)
+                before = self.saved(name)
+                (self.dir / "judge.py").write_text(judge)
+                output = self.run_code(code, "train", deck, "--set", "run.steps=4", "--set",
+                                       f"reward.timeout={0.5 if name == 'hangs' else 60}", ranks=2)
+                self.assertIn(message, output)
+                self.assertIn("judge.py", output)
+                self.assertEqual(self.saved(name), before)
+                (self.dir / "judge.py").write_text(models.JUDGE)
+                self.train(2, self.deck_of(name, "answers", run__steps=4, **run))
+        # In the third step, of which the second one's state is to be saved beside.
+        (self.dir / "judge.py").write_text(
+            "import sys\n" + models.JUDGE.replace("for line in sys.stdin:\n",
+                                                  "for number, line in enumerate(sys.stdin):\n"
+                                                  "    if number == 20: sys.exit(1)\n"))
+        deck = self.deck_of("later", "answers", checkpoint__every=1)
+        self.assertIn("with exit code 1", self.run_code(IO, "train", deck, ranks=2))
+        self.assertTrue((self.dir / "later" / "checkpoints" / "step_00000002").is_dir())
+        deck = self.deck_of("nowhere", "answers", reward__command=["/nowhere/judge"])
+        self.assertIn("/nowhere/judge: No such file", self.run_code(IO, "train", deck, ranks=2))
+
+    def saved(self, name):
+        return {p.relative_to(self.dir): p.read_bytes() for p in
+                (self.dir / name / "checkpoints").rglob("*") if p.is_file()}
+
+    def test_prompts(self):
+        for name, text, message in (
+                ("own", '{"prompt": "a", "completion": "b"}\n', 'line 1: the line has a member "completion"'),
+                ("blank", "\n \n", "data.train has no prompts"),
+                ("none", '{"text": "a"}\n', 'line 1: $: "prompt" is missing'),
+                ("empty", '{"prompt": "a"}\n{"prompt": ""}\n', "line 2: the prompt has no tokens"),
+                ("long", '{"prompt": "%s"}\n' % ("a" * 16),
+                 "the prompt has 16 tokens, more than batch.sequence leaves room for before an answer, of 15"),
+                ("other", '{"prompt": "\xe9\\u00ff\\ud83d\\ude00"}\n', "is not below model.vocab = 211")):
+            with self.subTest(name):
+                (self.dir / f"{name}.jsonl").write_text(text, encoding="utf-8")
+                deck = self.deck_of(name, "answers", data__train=[str(self.dir / f"{name}.jsonl")])
+                for verb, ranks, of_verb in (("check", 0, ("--ranks", 1)), ("train", 2, ())):
+                    self.assertIn(message, self.run_code(DATA, verb, deck, *of_verb, ranks=ranks))
+        deck = self.deck_of("match", "answers", reward__command=None, reward__kind="match")
+        self.assertIn('the line has no text or whole number "answer"', self.run_code(DATA, "train", deck))
+        deck = self.deck_of("tokens", "answers", data__train=[str(self.corpus)])
+        self.assertIn("it is a file of prompts, .jsonl", self.run_code(DATA, "check", deck, "--ranks", 1))
+        (self.dir / "gpt2" / "tokenizer.json").unlink()
+        deck = self.deck_of("mute", "answers")
+        self.assertIn("has no tokenizer.json", self.run_code(DATA, "train", deck))
+
+    def test_right_answers_are_matched(self):
+        """Whatever white space is around them."""
+        (self.dir / "sums.jsonl").write_text(
+            "".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in (("a", "~"), ("b", 7))))
+        deck = self.deck_of("run", "answers", reward__command=None, reward__kind="match",
+                            data__train=[str(self.dir / "sums.jsonl")], rollout__tokens=1, batch__global=256,
+                            rollout__samples=128, run__steps=1)
+        self.train(2, deck)
+        right = {"a": "~", "b": "7"}
+        (answers,) = models.rollouts(self.dir / "run")
+        for a in answers:
+            self.assertEqual(a["reward"], float(a["completion"].strip() == right[a["line"]["prompt"]]), a)
+        self.assertGreater(sum(a["reward"] for a in answers), 0)
+        self.assertIn("2 prompts in 1 file", self.run_code(0, "check", deck, "--ranks", 2))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,121 @@
+// Losses of tokens that the model drew, against their formula and finite differences.
+#include <cmath>
+#include <limits>
+
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+/// What PolicyLoss says of a target, of -log p now, when it was drawn and under the reference.
+double loss_of(const PolicyTerms& terms, double better, double now, double drawn,
+               double reference) {
+  const double ratio = std::exp(drawn - now), low = 1 - static_cast<double>(terms.low),
+               high = 1 + static_cast<double>(terms.high), q = now - reference;
+  return -std::min(ratio * better, std::clamp(ratio, low, high) * better) +
+         static_cast<double>(terms.kl) * (std::exp(q) - q - 1);
+}
+
+/// Targets of which every third does not count, and what is known of them.
+struct Targets {
+  explicit Targets(std::int64_t n)
+      : losses(DType::f32, {n}),
+        targets(DType::i32, {n}),
+        advantages(Tensor::random(DType::f32, {n}, 3, 2)),
+        weights(DType::f32, {n}),
+        drawn(DType::f32, {n}),
+        reference(DType::f32, {n}),
+        scale(DType::f32, {1}),
+        out(DType::f32, {n}),
+        slopes(DType::f32, {n}) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const bool counts = i % 3 != 1;
+      targets.set(i, counts ? i % 50 : -1);
+      losses.set(i, counts ? 0.01 * static_cast<double>(i % 700) : 0);
+      // Ratios from e^-0.7 to e^0.7: well below, within and well above what clips them.
+      weights.set(i, 0.25 * static_cast<double>(1 + i % 8));
+      drawn.set(i, losses[i] + 0.1 * static_cast<double>(i % 15 - 7) + 0.01);
+      reference.set(i, losses[i] + 0.2 * static_cast<double>(i % 11 - 5));
+    }
+    scale.set(0, 32);
+  }
+  PolicyLoss call(const PolicyTerms& terms, bool before) const {
+    return {.target_losses = losses.view(),
+            .targets = targets.view(),
+            .advantages = advantages.view(),
+            .weights = before ? weights.view() : View{},
+            .drawn = before ? drawn.view() : View{},
+            .reference = terms.kl > 0 ? reference.view() : View{},
+            .scale = scale.view(),
+            .losses = out.view(),
+            .slopes = slopes.view(),
+            .terms = terms};
+  }
+  Tensor losses, targets, advantages, weights, drawn, reference, scale, out, slopes;
+};
+
+TEST(PolicyLoss, LossesAndSlopesAgreeWithTheFormula) {
+  for_devices([](Device& device) {
+    for (const PolicyTerms& terms : {PolicyTerms{}, PolicyTerms{.low = 0.2F, .high = 0.3F},
+                                     PolicyTerms{.low = 0.1F, .high = 0.2F, .kl = 0.5F}}) {
+      for (const bool before : {false, true}) {
+        for (const std::int64_t n : {1, 17, 9000}) {
+          const Targets x(n);
+          run(device, x.call(terms, before));
+          Numbers want, slopes;
+          for (std::int64_t i = 0; i < n; ++i) {
+            const double now = x.losses[i], step = 1e-6;
+            const auto loss = [&](double at) {
+              return (before ? x.weights[i] : 1) *
+                     loss_of(terms, x.advantages[i], at, before ? x.drawn[i] : now, x.reference[i]);
+            };
+            const bool counts = x.targets[i] >= 0;
+            want.push_back(counts ? loss(now) : 0);
+            // Without clipping at the point itself: by the side on which the model moves freely.
+            slopes.push_back(counts ? 32 * (loss(now + step) - loss(now - step)) / (2 * step) : 0);
+            if (counts && !before && terms.low == 0) {
+              slopes.back() = 32 * (x.advantages[i] + static_cast<double>(terms.kl) *
+                                                          std::expm1(now - x.reference[i]));
+            }
+          }
+          // Computed in double, of terms below 8, and rounded once.
+          expect_within(
+              x.out, want,
+              [&](std::int64_t i) {
+                return 0x1p-24 * std::abs(want[static_cast<std::size_t>(i)]) + 64 * 0x1p-53;
+              },
+              "losses");
+          // Central differences err by step^2 / 6 times a third derivative below 8, and by the
+          // rounding of losses below 8 over the step; all that times 32.
+          expect_within(
+              x.slopes, slopes,
+              [&](std::int64_t i) {
+                return 0x1p-24 * std::abs(slopes[static_cast<std::size_t>(i)]) +
+                       32 * (2e-12 + 8 * 2 * 0x1p-53 / 1e-6);
+              },
+              "slopes");
+        }
+      }
+    }
+  });
+}
+
+// A model whose logits are not finite must not seem to have a loss.
+TEST(PolicyLoss, IsNotFiniteWhereLogPIsNot) {
+  for_devices([](Device& device) {
+    for (const bool before : {false, true}) {
+      Targets x(3);
+      x.targets.set(1, 5);
+      x.losses.set(0, std::nan(""));
+      x.losses.set(1, std::numeric_limits<double>::infinity());
+      x.losses.set(2, std::nan("")), x.targets.set(2, -1);
+      run(device, x.call({}, before));
+      EXPECT_TRUE(std::isnan(x.out[0]));
+      EXPECT_TRUE(std::isnan(x.out[1]));
+      EXPECT_EQ(x.out[2], 0) << "it does not count";
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test

@@ -1,0 +1,34 @@
+// How much better answers are than others to the same prompt.
+#include "train/policy/advantages.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace tessera::train {
+namespace {
+
+TEST(GroupAdvantages, AreDeviationsFromTheMeanOfTheGroup) {
+  const std::vector<double> rewards{1, 0, 0, 1, 5, 5, 5, 9};
+  const auto plain = group_advantages(rewards, 4, false);
+  const std::vector<double> want{0.5, -0.5, -0.5, 0.5, -1, -1, -1, 3};
+  EXPECT_EQ(plain, want);
+  const auto scaled = group_advantages(rewards, 4, true);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    // Squares of the groups' deviations add up to 1 and 12, over 3.
+    const double deviation = std::sqrt((i < 4 ? 1.0 : 12.0) / 3);
+    EXPECT_NEAR(scaled[i], want[i] / (deviation + 1e-4), 1e-14);
+  }
+}
+
+// 0.1 is no binary fraction: the mean of several is not always that number.
+TEST(GroupAdvantages, OfEqualRewardsAreNothing) {
+  for (const double reward : {0.0, 0.1, -1e3 / 3}) {
+    const std::vector<double> rewards(7, reward);
+    for (const double a : group_advantages(rewards, 7, true))
+      EXPECT_LE(std::abs(a), 1e4 * 7 * 0x1p-52 * std::abs(reward));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
