@@ -626,7 +626,7 @@ constexpr SchemaRow kRows[] = {
         {.on_resume = event}),
     row<&Deck::reward, &RewardSection::timeout>(
         "reward.timeout", "how long the program may write nothing while it is asked",
-        {.limits = at_least(0.001), .unit = "s"}),
+        {.limits = above(0), .unit = "s"}),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

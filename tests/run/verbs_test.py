@@ -16,8 +16,8 @@ import h5py
 from tessera import SOURCE, RunTest, kill_tree, metrics, tiny_deck, write_tokens
 
 STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "sequence", "step_ms",
-             "targets", "corpora", "experts", "preferences", "tokens_per_s", "mfu", "tflops_per_rank",
-             "comm_exposed_ms", "pipeline_exposed_ms", "io_exposed_ms", "data_exposed_ms",
+             "targets", "corpora", "experts", "preferences", "rollout", "tokens_per_s", "mfu",
+             "tflops_per_rank", "comm_exposed_ms", "pipeline_exposed_ms", "io_exposed_ms", "data_exposed_ms",
              "wire_bytes", "io_bytes", "between_ms", "compute_ms", "own_ms", "gemm_share", "skipped",
              "loss_scale", "time"}
 
