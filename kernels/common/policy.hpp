@@ -18,22 +18,24 @@ struct PolicyTargets {
   PolicyTerms terms;
 
   TESSERA_INLINE void finish(std::int64_t t) const {
-    losses[t] = slopes[t] = 0;
-    if (targets[t] < 0) return;
-    const auto now = static_cast<double>(target_losses[t]),
-               better = static_cast<double>(advantages[t]);
-    // now - now is 0, but NaN where log p is not finite.
-    const double ratio = std::exp((drawn == nullptr ? now : static_cast<double>(drawn[t])) - now);
+    if (targets[t] < 0) {
+      losses[t] = slopes[t] = 0;
+      return;
+    }
+    const auto now = static_cast<double>(target_losses[t]);
+    double loss = now - now, slope = 0;  // NaN where log p is not finite
+    if (reference != nullptr) {
+      const double q = now - static_cast<double>(reference[t]), beyond = std::expm1(q);
+      loss += static_cast<double>(terms.kl) * (beyond - q);
+      slope += static_cast<double>(terms.kl) * beyond;
+    }
+    const double ratio = drawn == nullptr ? 1 : std::exp(static_cast<double>(drawn[t]) - now);
     const double clipped = std::fmin(std::fmax(ratio, 1 - static_cast<double>(terms.low)),
                                      1 + static_cast<double>(terms.high));
+    const auto better = static_cast<double>(advantages[t]);
     const bool held = clipped * better < ratio * better;
-    double loss = (now - now) - (held ? clipped : ratio) * better,
-           slope = held ? 0 : ratio * better;
-    if (reference != nullptr) {
-      const double q = now - static_cast<double>(reference[t]), kl = static_cast<double>(terms.kl);
-      loss += kl * (std::expm1(q) - q);
-      slope += kl * std::expm1(q);
-    }
+    loss -= (held ? clipped : ratio) * better;
+    slope += held ? 0 : ratio * better;
     const double weight = weights == nullptr ? 1 : static_cast<double>(weights[t]);
     losses[t] = static_cast<float>(weight * loss);
     slopes[t] = static_cast<float>(static_cast<double>(*scale) * weight * slope);
