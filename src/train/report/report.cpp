@@ -68,12 +68,16 @@ nlohmann::ordered_json share_json(double share) {
 }
 
 /// What would make steps faster, by where their time went.
-std::string_view advice(const StepTimes& spent, double total, Recompute recompute) {
+std::string_view advice(const StepTimes& spent, double total, Recompute recompute, bool draws) {
   if (spent.comm_exposed > 0.1 * total) {
     return "communication is exposed; a larger batch.micro or more micro-batches a step, a lower "
            "zero.stage if memory allows, or zero.prefetch = 2 hide more of it";
   }
-  if (spent.data_exposed > 0.05 * total)
+  if (draws && spent.data_exposed > 0.5 * total) {
+    return "steps wait for answers; with more rollout.slots more are drawn at once, and a lower "
+           "rollout.tokens cuts the longest";
+  }
+  if (!draws && spent.data_exposed > 0.05 * total)
     return "steps wait for tokens; put the token files on a faster disk";
   if (spent.between > 0.1 * total) {
     return "time passes between steps (between_ms and own_ms of metrics.jsonl say in which, and on "
@@ -561,8 +565,8 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
   run_.log.say(summary + ". Where rank 0's time went:");
   run_.log.note(summary);
   const double total = say_times(waited_for_saves, slowest);
-  run_.log.say(
-      fmt::format("  for more speed: {}", advice(steps_, total, engine.inputs().recompute)));
+  run_.log.say(fmt::format("  for more speed: {}", advice(steps_, total, engine.inputs().recompute,
+                                                          run_.prompts.has_value())));
   const std::int64_t predicted = engine.bytes();
   run_.log.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                            human_bytes(predicted), human_bytes(grown)));
