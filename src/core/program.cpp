@@ -133,18 +133,20 @@ std::string Program::how_it_ended() {
 
 Program::~Program() {
   close_all({to_, from_});
-  for (int i = 0; i < 100 && process_ >= 0 && how_it_ended().empty(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  if (process_ < 0) return;
+  if (!wait_for_end().empty()) return;
   ::kill(-process_, SIGKILL);
   ::waitpid(process_, nullptr, 0);
 }
 
-void Program::fail_as_ended() {
-  for (int i = 0; i < 100; ++i) {
-    if (const std::string how = how_it_ended(); !how.empty()) fail(how);
+std::string Program::wait_for_end() {
+  std::string how;
+  for (int i = 0; i < 100 && (how = how_it_ended()).empty(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  return how;
+}
+
+void Program::fail_as_ended() {
+  if (const std::string how = wait_for_end(); !how.empty()) fail(how);
   fail("it has closed its input or output");
 }
 

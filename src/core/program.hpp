@@ -35,6 +35,8 @@ class Program {
   [[noreturn]] void fail(const std::string& what) const;
   /// How it has ended; empty while it runs. What it has started is killed then.
   std::string how_it_ended();
+  /// The same, a while later at most.
+  std::string wait_for_end();
   [[noreturn]] void fail_as_ended();
 
   std::vector<std::string> command_;

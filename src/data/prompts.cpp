@@ -22,6 +22,15 @@ std::vector<std::int32_t> encode_prompt(std::string_view text, bool special_toke
   return tokens;
 }
 
+std::vector<std::int32_t> answer_ends(const io::Tokenizer& tokenizer,
+                                      const io::ChatTemplate* chat) {
+  std::vector<std::int32_t> ends;
+  if (const auto end = tokenizer.end_of_text()) ends.push_back(*end);
+  if (const auto text = chat != nullptr ? chat->learned_end() : std::nullopt)
+    if (const auto end = tokenizer.id_of(*text)) ends.push_back(*end);
+  return ends;
+}
+
 void read_prompts(
     std::span<const std::filesystem::path> files, const PromptRules& rules,
     io::Tokenizer& tokenizer,
@@ -136,9 +145,7 @@ Prompts open_prompts(const deck::LoadedDeck& loaded) {
   io::Tokenizer& tokenizer = prompts.tokenizer;
   std::optional<io::ChatTemplate> chat;
   if (deck.rollout.chat) chat = open_template(loaded, *path, tokenizer);
-  if (const auto end = tokenizer.end_of_text()) prompts.ends.push_back(*end);
-  if (const auto text = chat ? chat->learned_end() : std::nullopt)
-    if (const auto end = tokenizer.id_of(*text)) prompts.ends.push_back(*end);
+  prompts.ends = answer_ends(tokenizer, chat ? &*chat : nullptr);
   const PromptRules rules{.field = chat ? "" : deck.rollout.field,
                           .chat = chat ? &*chat : nullptr,
                           .longest = deck.batch.sequence - 1,

@@ -22,6 +22,10 @@ namespace tessera::data {
 std::vector<std::int32_t> encode_prompt(std::string_view text, bool special_tokens,
                                         io::Tokenizer& tokenizer);
 
+/// The tokens that end an answer: those that end the documents that the model learned from, and
+/// what a template learns. `chat` may be null.
+std::vector<std::int32_t> answer_ends(const io::Tokenizer& tokenizer, const io::ChatTemplate* chat);
+
 /// What a prompt is, of a line.
 struct PromptRules {
   std::string field;  // the member that it is; empty: "prompt", or what a template looks for

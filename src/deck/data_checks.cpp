@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "core/bytes.hpp"
 #include "deck/curriculum.hpp"
 #include "deck/deck_checker.hpp"
+#include "deck/schema.hpp"
 
 namespace tessera::deck {
 
@@ -315,28 +317,15 @@ class DataChecker : DeckChecker {
 
   /// Keys that have an effect only where the model draws answers.
   void idle_without_answers() {
-    const bool drawn = draws_answers(deck_.task.kind);
-    const TaskSection& task = deck_.task;
-    const TaskSection task_default;
-    idle_with_kind(drawn, "task.mean", task.mean != task_default.mean);
-    idle_with_kind(drawn, "task.scale_rewards", task.scale_rewards != task_default.scale_rewards);
-    idle_with_kind(drawn, "task.clip", task.clip != task_default.clip);
-    idle_with_kind(drawn, "task.kl", task.kl != task_default.kl);
-    const RolloutSection& rollout = deck_.rollout;
-    const RolloutSection rollout_default;
-    idle_with_kind(drawn, "rollout.steps", rollout.steps != rollout_default.steps);
-    idle_with_kind(drawn, "rollout.samples", rollout.samples != rollout_default.samples);
-    idle_with_kind(drawn, "rollout.tokens", rollout.tokens.has_value());
-    idle_with_kind(drawn, "rollout.slots", rollout.slots != rollout_default.slots);
-    idle_with_kind(drawn, "rollout.chat", rollout.chat.has_value());
-    idle_with_kind(drawn, "rollout.field", rollout.field != rollout_default.field);
-    idle_with_kind(drawn, "rollout.keep_every", rollout.keep_every != rollout_default.keep_every);
-    const RewardSection& reward = deck_.reward;
-    const RewardSection reward_default;
-    idle_with_kind(drawn, "reward.kind", reward.kind != reward_default.kind);
-    idle_with_kind(drawn, "reward.field", reward.field != reward_default.field);
-    idle_with_kind(drawn, "reward.command", !reward.command.empty());
-    idle_with_kind(drawn, "reward.timeout", reward.timeout != reward_default.timeout);
+    constexpr std::array<std::string_view, 4> kOfTask = {"task.mean", "task.scale_rewards",
+                                                         "task.clip", "task.kl"};
+    const Deck unset;
+    for (const SchemaRow& row : schema_rows()) {
+      const bool of_task = std::ranges::count(kOfTask, row.name) > 0;
+      if (!of_task && row.section != "rollout" && row.section != "reward") continue;
+      idle_with_kind(draws_answers(deck_.task.kind), std::string(row.name).c_str(),
+                     row.field.get(deck_) != row.field.get(unset));
+    }
   }
 
   void rewards() {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/enums.hpp"
 #include "train/generation/generator.hpp"
 #include "train/generation/sampling.hpp"
 
@@ -72,3 +73,10 @@ class Completions {
 };
 
 }  // namespace tessera::train
+
+template <>
+struct tessera::EnumWords<tessera::train::Ending> {
+  using enum tessera::train::Ending;
+  static constexpr std::array table = {std::pair{end, "end"}, std::pair{stop, "stop"},
+                                       std::pair{length, "length"}};
+};

@@ -30,18 +30,27 @@ bool has_own_reference(const deck::Deck& deck) {
   return deck.model.adapter.kind == deck::AdapterKind::none || open_init_from(deck).has_adapters();
 }
 
+GeneratorBytes bytes_of(const deck::Deck& deck, const plan::PlanInputs& inputs,
+                        bool own_reference) {
+  GeneratorBytes bytes = generator_bytes(inputs.model.config, options_of(deck, inputs));
+  if (own_reference) bytes.model *= 2;
+  return bytes;
+}
+
 }  // namespace
 
 GeneratorBytes actor_bytes(const deck::Deck& deck, const plan::PlanInputs& inputs) {
   if (!deck::draws_answers(deck.task.kind)) return {};
-  GeneratorBytes bytes = generator_bytes(inputs.model.config, options_of(deck, inputs));
-  if (has_own_reference(deck)) bytes.model *= 2;
-  return bytes;
+  return bytes_of(deck, inputs, has_own_reference(deck));
 }
 
 Actor::Actor(Run& run) : run_(run), hardware_(run.deck, run.job, true) {
-  run.control.together([&] { check_memory(); });
-  if (has_own_reference(run.deck)) run.control.together([&] { open_reference(); });
+  bool own_reference = false;
+  run.control.together([&] {
+    own_reference = has_own_reference(run.deck);
+    check_memory(own_reference);
+  });
+  if (own_reference) run.control.together([&] { open_reference(); });
 }
 
 void Actor::open_reference() {
@@ -66,12 +75,12 @@ std::vector<float> Actor::reference_losses(std::span<const std::int32_t> tokens,
   return losses;
 }
 
-void Actor::check_memory() const {
+void Actor::check_memory(bool own_reference) const {
   if (!hardware_.backend.device_tier->of_host()) return;
   const auto nodes = run_.job.mpi.node_of();
   const std::int64_t processes =
       std::ranges::count(nodes, nodes[static_cast<std::size_t>(run_.job.mpi.rank())]);
-  const auto [model, cache] = actor_bytes(run_.deck, run_.engine->inputs());
+  const auto [model, cache] = bytes_of(run_.deck, run_.engine->inputs(), own_reference);
   const std::int64_t free = memory::available_bytes();
   if (model + cache <= free / processes) return;
   throw MemoryError(fmt::format(
@@ -79,8 +88,8 @@ void Actor::check_memory() const {
       "node has {} left for {}: use fewer rollout.slots, a smaller batch.sequence, or fewer ranks "
       "a "
       "node",
-      human_bytes(model), has_own_reference(run_.deck) ? "two models" : "the model",
-      human_bytes(cache), count_text(run_.deck.rollout.slots, "sequence"),
+      human_bytes(model), own_reference ? "two models" : "the model", human_bytes(cache),
+      count_text(run_.deck.rollout.slots, "sequence"),
       count_text(run_.deck.batch.sequence, "token"), human_bytes(free),
       count_text(processes, "rank")));
 }

@@ -31,7 +31,7 @@ class Actor {
   std::vector<float> reference_losses(std::span<const std::int32_t> tokens, std::int64_t first);
 
  private:
-  void check_memory() const;
+  void check_memory(bool own_reference) const;
   void open_reference();
 
   Run& run_;

@@ -5,6 +5,14 @@
 
 namespace tessera::train {
 
+GroupStatistics group_statistics(std::span<const double> rewards) {
+  const auto n = static_cast<double>(rewards.size());
+  const double mean = std::accumulate(rewards.begin(), rewards.end(), 0.0) / n;
+  double squares = 0;
+  for (const double r : rewards) squares += (r - mean) * (r - mean);
+  return {.mean = mean, .deviation = std::sqrt(squares / (n - 1))};
+}
+
 std::vector<double> group_advantages(std::span<const double> rewards, std::int64_t samples,
                                      bool scale) {
   std::vector<double> all;
@@ -12,11 +20,7 @@ std::vector<double> group_advantages(std::span<const double> rewards, std::int64
   const auto n = static_cast<std::size_t>(samples);
   for (std::size_t first = 0; first + n <= rewards.size(); first += n) {
     const auto group = rewards.subspan(first, n);
-    const double mean =
-        std::accumulate(group.begin(), group.end(), 0.0) / static_cast<double>(samples);
-    double squares = 0;
-    for (const double r : group) squares += (r - mean) * (r - mean);
-    const double deviation = std::sqrt(squares / static_cast<double>(samples - 1));
+    const auto [mean, deviation] = group_statistics(group);
     for (const double r : group) all.push_back((r - mean) / (scale ? deviation + 1e-4 : 1.0));
   }
   return all;

@@ -7,10 +7,16 @@
 
 namespace tessera::train {
 
+/// Mean and standard deviation, that of n with n - 1 degrees of freedom, of the rewards of a group.
+struct GroupStatistics {
+  double mean = 0, deviation = 0;
+};
+GroupStatistics group_statistics(std::span<const double> rewards);
+
 /// Group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1.1): of each answer its
 /// reward less the mean over its group, `samples` answers that follow one another. `scale`: divided
-/// by the group's standard deviation, that of n answers with n - 1 degrees of freedom, plus 1e-4,
-/// which keeps what rounding leaves of equal rewards from becoming something.
+/// by the group's standard deviation plus 1e-4, which keeps what rounding leaves of equal rewards
+/// from becoming something.
 std::vector<double> group_advantages(std::span<const double> rewards, std::int64_t samples,
                                      bool scale);
 

@@ -60,8 +60,6 @@ class Unpacked {
   std::string_view bytes_;
 };
 
-constexpr std::array<std::string_view, 3> kEndings = {"end", "stop", "length"};  // as Ending
-
 }  // namespace
 
 Rollouts::Rollouts(Run& run)
@@ -180,11 +178,7 @@ void Rollouts::summarise(std::span<const double> rewards) {
       s.alike += 1;
       continue;
     }
-    const double mean =
-        std::accumulate(group.begin(), group.end(), 0.0) / static_cast<double>(samples);
-    double squares = 0;
-    for (const double r : group) squares += (r - mean) * (r - mean);
-    s.deviation += std::sqrt(squares / static_cast<double>(samples - 1));
+    s.deviation += group_statistics(group).deviation;
   }
   s.alike /= groups, s.deviation /= groups;
   for (const Answer& answer : answers_) {
@@ -311,7 +305,7 @@ std::string Rollouts::to_lines() const {
         {"sample", answer.number},
         {"line", nlohmann::ordered_json::parse(prompt_of(answer.number).line)}};
     line["completion"] = text_of(answer);
-    line["finish"] = at(kEndings, static_cast<std::int64_t>(answer.ending));
+    line["finish"] = enum_word(answer.ending);
     line["token_ids"] = answer.tokens;
     line["reward"] = answer.reward;
     line["advantage"] = at(advantages_, i);

@@ -51,12 +51,12 @@ Seen corpus_of(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
   }
   if (deck::draws_answers(loaded.deck.task.kind)) {
     const data::Prompts prompts = data::open_prompts(loaded);
-    const auto longest =
-        std::ranges::max(prompts.all, {}, [](const auto& prompt) { return prompt.tokens.size(); });
-    return {nullptr, fmt::format("{}: {} in {}, the longest of {}\n", key.name,
-                                 count_text(std::ssize(prompts.all), "prompt"),
-                                 count_text(std::ssize(key.entries), "file"),
-                                 count_text(std::ssize(longest.tokens), "token"))};
+    std::int64_t longest = 0;
+    for (const auto& prompt : prompts.all) longest = std::max(longest, std::ssize(prompt.tokens));
+    return {nullptr,
+            fmt::format("{}: {} in {}, the longest of {}\n", key.name,
+                        count_text(std::ssize(prompts.all), "prompt"),
+                        count_text(std::ssize(key.entries), "file"), count_text(longest, "token"))};
   }
   auto corpus = data::open_corpus(loaded, key);
   const std::string text = fmt::format("{}: {} tokens in {}\n", key.name, corpus->tokens(),

@@ -9,6 +9,7 @@
 #include "core/clock.hpp"
 #include "core/hash.hpp"
 #include "core/terminal.hpp"
+#include "data/prompts.hpp"
 #include "verbs/generate/prompts.hpp"
 #include "verbs/generate/results.hpp"
 
@@ -19,8 +20,6 @@ using nlohmann::ordered_json;
 
 /// Tokens that each sequence gets between two agreements of the ranks.
 constexpr int kSteps = 16;
-
-constexpr std::array<std::string_view, 3> kEndings = {"end", "stop", "length"};  // as train::Ending
 
 std::string to_text(const ordered_json& json) {
   return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -143,7 +142,7 @@ class Batch {
     if (o_.samples > 1) line["sample"] = number % o_.samples;
     line.update(ordered_json::parse(prompts_[static_cast<std::size_t>(number / o_.samples)].told));
     line["completion"] = made.text;
-    line["finish"] = kEndings[static_cast<std::size_t>(made.ending)];
+    line["finish"] = enum_word(made.ending);
     line["tokens"] = made.tokens.size();
     if (o_.log_probabilities) {
       line["token_ids"] = made.tokens;
@@ -185,12 +184,12 @@ class Batch {
   std::int64_t tokens_ = 0;
 };
 
-/// Ends where the documents that the model learned from do, and what a template learns.
 train::StopRule stop_rule(const GenerateOptions& o, const Speaker& speaker) {
-  train::StopRule stop{.most = o.tokens, .ends = {}, .texts = o.stop, .text_of = {}};
-  if (const auto end = speaker.tokenizer.end_of_text()) stop.ends.push_back(*end);
-  if (const auto text = speaker.chat ? speaker.chat->learned_end() : std::nullopt)
-    if (const auto end = speaker.tokenizer.id_of(*text)) stop.ends.push_back(*end);
+  train::StopRule stop{
+      .most = o.tokens,
+      .ends = data::answer_ends(speaker.tokenizer, speaker.chat ? &*speaker.chat : nullptr),
+      .texts = o.stop,
+      .text_of = {}};
   stop.text_of = [&](std::int32_t id) { return text_of(id, o, speaker); };
   return stop;
 }
