@@ -332,8 +332,9 @@ class Verbs(RunTest):
             self.assertIn(said, job.output)
 
     def stated_ranks(self, deck):
-        """The number of ranks that the deck's first line names."""
-        stated = re.search(r"for (\d+) ranks", deck.read_text().split("\n", 1)[0])
+        """The number of ranks that the deck's first comment names."""
+        comment = re.match(r"(?:#.*\n)*", deck.read_text())[0].replace("\n# ", " ")
+        stated = re.search(r"\b(?:for|on) (\d+) ranks", comment)
         return int(stated[1]) if stated else 2
 
     def bench(self, *arguments, ranks=2):

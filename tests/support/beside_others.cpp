@@ -1,10 +1,33 @@
 // Preloaded into programs that tests start, of which there are more at once than there are cores.
 #include <time.h>
 
-// Who yields its core sleeps for a moment. Open MPI's ranks yield for as long as they wait, and the
-// kernel goes on giving them their share of the cores, which those that work then lack.
+#include <algorithm>
+#include <cstdint>
+
+namespace {
+
+std::int64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * std::int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+}  // namespace
+
+// Who yields its core sleeps. Open MPI's ranks yield for as long as they wait, and the kernel goes
+// on giving them their share of the cores, which those that work then lack. A wait is made longer
+// by an eighth at most, or by the least sleep; one that goes on wakes a thousand times a second.
 extern "C" int sched_yield() noexcept {
-  constexpr timespec kMoment{.tv_sec = 0, .tv_nsec = 20'000};
-  nanosleep(&kMoment, nullptr);
+  constexpr std::int64_t kShortest = 20'000, kLongest = 1'000'000;  // ns
+  thread_local std::int64_t began = 0, yielded = 0;                 // of the wait that goes on
+  const std::int64_t time = now();
+  if (time - yielded > kShortest) began = time;  // something else was done in between
+  const timespec sleep{.tv_sec = 0, .tv_nsec = std::clamp((time - began) / 8, kShortest, kLongest)};
+  nanosleep(&sleep, nullptr);
+  yielded = now();
   return 0;
 }
+
+// A thread that gives way to its own program's others would give way to all programs beside it, and
+// have next to nothing of the cores.
+extern "C" int nice(int) noexcept { return 0; }

@@ -146,6 +146,25 @@ INSTANTIATE_TEST_SUITE_P(Of, Crash,
                                          SaveCase{"AStepAnewByRenaming", 20, false}),
                          [](const auto& save_case) { return std::string(save_case.param.name); });
 
+// Each rank's own: what rank 0 syncs later it need not have seen, where nodes share a file system.
+TEST(Crash, LosesNoFileThatARankHasFinished) {
+  const FastDirectory temporary;
+  const TestModel model = small_model(16);
+  CrashDisk disk(temporary.path());
+  std::vector<io::Piece> pieces;
+  for (const TestTensor& t : model)
+    pieces.push_back({t.name, t.shape, t.state, t.type, io::Box(t.shape)});
+  io::CheckpointWriter writer(temporary.path(), 3, pieces);
+  for (std::size_t i = 0; i < model.size(); ++i) writer.write(i, model[i].bytes);
+  writer.finish();
+  disk.stop();
+  const FileTree whole = read_tree(temporary.path());
+  EXPECT_EQ(whole.size(), 1U);
+  disk.each_crash(
+      8, 17, [&](std::size_t, const fs::path& root) { EXPECT_EQ(read_tree(root), whole); },
+      disk.changes());
+}
+
 // Into a run directory that is made on the way, and its parents with it.
 TEST(Crash, LosesNoFirstCheckpointWithItsDirectories) {
   const FastDirectory temporary;
