@@ -184,9 +184,10 @@ class RunTest(unittest.TestCase):
     def run_job(self, ranks, *arguments, each=False, program=BINARY, env=None):
         """Runs to the end; fails the test when it hangs. each: also note every rank's exit code."""
         command = [program, *map(str, arguments)]
-        # Open MPI's launcher takes no second to end the ranks beside one that has failed.
-        environment = {"OMPI_MCA_odls_base_sigkill_timeout": "0", **os.environ, **(env or {})}
+        environment = dict(os.environ, **(env or {}))
         codes_dir = self.dir / "codes"
+        if not each:  # Open MPI's launcher takes no second to end the ranks beside one that failed
+            environment.setdefault("OMPI_MCA_odls_base_sigkill_timeout", "0")
         if each:
             shutil.rmtree(codes_dir, ignore_errors=True)
             codes_dir.mkdir()
