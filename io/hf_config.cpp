@@ -60,6 +60,11 @@ std::int64_t most_of(std::string_view key) {
   return key == "layers" ? kMostLayers : key == "moe.experts" ? kMostExperts : kLargestExtent;
 }
 
+/// What a setting is multiplied with.
+std::int64_t times_of(const HfNumberRow& row, const HfArchitecture& a) {
+  return row.times.empty() ? 1 : value_of(a, row.times).get<std::int64_t>();
+}
+
 /// Whether a key says something of experts beside how many there are, and so nothing where there
 /// are none.
 bool only_of_experts(std::string_view key) {
@@ -247,13 +252,17 @@ class ConfigReader {
       if (null && row.none.is_null())
         refuse_null(row.setting, fmt::format("a value, or no such setting, which means {}",
                                              row.otherwise.dump()));
-      return set(row.key, null ? row.none : row.otherwise, root_.place());
+      json meant = null ? row.none : row.otherwise;
+      if (!row.times.empty())
+        meant = meant.get<std::int64_t>() * times_of(row, config_.architecture);
+      return set(row.key, meant, root_.place());
     }
     const auto& member = field_of(row.key).member;
     if (std::holds_alternative<std::int64_t HfArchitecture::*>(member)) {
-      const std::int64_t n = value->integer(), least = 1 + row.more, most = most_of(row.key);
+      const std::int64_t times = times_of(row, config_.architecture), n = value->integer(),
+                         least = (row.or_zero ? 0 : 1) + row.more, most = most_of(row.key) / times;
       if (n < least || n > most) value->fail(fmt::format("{}; allowed: {} to {}", n, least, most));
-      return set(row.key, n - row.more, value->place());
+      return set(row.key, (n - row.more) * times, value->place());
     }
     if (std::holds_alternative<double HfArchitecture::*>(member)) {
       if (!row.or_zero || value->number() != 0) check_positive(*value, row.or_zero);
@@ -621,6 +630,11 @@ class ConfigReader {
     derive("head_dim", a.hidden / a.heads);
     derive("kv_heads", a.heads);
     derive("ffn_hidden", 4 * a.hidden);
+    if (a.moe_groups == 1 && a.moe_group_score != HfArchitecture{}.moe_group_score) {
+      const std::string_view idle = "moe.group_score";
+      std::erase_if(config_.keys, [&](const HfKey& k) { return k.key == idle; });
+      set(idle, HfArchitecture{}.moe_group_score, root_.place());
+    }
     if (a.heads % a.kv_heads != 0) {
       root_.fail(fmt::format("{} kv heads do not divide {} heads", a.kv_heads, a.heads));
     }
@@ -758,14 +772,26 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
   if (row.key == "moe.experts" && value == 0) cannot_export(a, row.key, value, "1 or more");
   if (row.more > 0) value = value.get<std::int64_t>() + row.more;
+  if (!row.times.empty()) {
+    const auto all = value.get<std::int64_t>(), times = times_of(row, a);
+    if (all == 0 || all % times != 0)
+      cannot_export(a, row.key, value, fmt::format("a multiple of {}", deck_key(row.times)));
+    value = all / times;
+  }
   write_setting(config, a, row.key, row.setting, value);
 }
 
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
-  std::set<std::string_view> written{
-      "family",           "head_dim",        "kv_heads",   "dropout_embedding", "dropout_attention",
-      "dropout_residual", "task.mask_token", "task.labels"};
+  std::set<std::string_view> written{"family",
+                                     "head_dim",
+                                     "kv_heads",
+                                     "dropout_embedding",
+                                     "dropout_attention",
+                                     "dropout_residual",
+                                     "task.mask_token",
+                                     "task.labels",
+                                     "moe.aux_loss"};
   written.insert(family.activation_keys.begin(), family.activation_keys.end());
   for (const HfNumberRow& row : family.numbers) written.insert(row.key);
   for (const HfChoice& choice : family.choices) written.insert(choice.key);
@@ -813,6 +839,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
   const HfFamily* family = &family_of(a);
   const json implied = implied_values(*family);
   for (const auto& [key, needed] : implied.items()) {
+    if (key == "moe.group_score" && a.moe_groups == 1) continue;  // of no effect
     if (const json value = value_of(a, key); value != needed) cannot_export(a, key, value, needed);
   }
   const auto has = [&](std::string_view key) {

@@ -209,6 +209,48 @@ HfFamily qwen3_moe() {
           .dense_layers = "mlp_only_layers"};
 }
 
+/// GLM-4.5, whose routers are those of DeepSeek-V3. Layers behind the last, which predict further
+/// tokens, are no part of it.
+HfFamily glm4_moe() {
+  static constexpr HfRotary rotary{.share = "partial_rotary_factor", .default_share = 0.5};
+  return {.family = "glm4_moe",
+          .model_type = "glm4_moe",
+          .model_class = "Glm4MoeForCausalLM",
+          .numbers = joined(common_numbers(1e-5, false),
+                            {{"kv_heads", "num_key_value_heads", 8},
+                             {"head_dim", "head_dim", 0, 0},
+                             {"qkv_bias", "attention_bias", false},
+                             {.key = "moe.experts",
+                              .setting = "n_routed_experts",
+                              .otherwise = 128,
+                              .alias = "num_local_experts"},
+                             {"moe.top_k", "num_experts_per_tok", 8},
+                             {"moe.ffn_hidden", "moe_intermediate_size", 1408},
+                             {.key = "moe.shared_ffn_hidden",
+                              .setting = "n_shared_experts",
+                              .otherwise = 1,
+                              .times = "moe.ffn_hidden"},
+                             {.key = "moe.first_dense",
+                              .setting = "first_k_dense_replace",
+                              .otherwise = 1,
+                              .or_zero = true},
+                             {"moe.normalize", "norm_topk_prob", true},
+                             {"moe.scale", "routed_scaling_factor", 1.0},
+                             {"moe.groups", "n_group", 1},
+                             {"moe.group_top", "topk_group", 1}}),
+          .fixed = kAnyFamily,
+          .implied = joined(
+              kRms,
+              {{"moe.scores", "sigmoid"}, {"moe.bias", true}, {"moe.group_score", "two_largest"}}),
+          .dropouts = kAttentionDropout,
+          .choices = {{"qk_norm", "use_qk_norm", {{false, "none"}, {true, "head"}}}},
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &rotary,
+          .unused = {"num_nextn_predict_layers", "num_mtp_layers"},
+          .written = {{"num_nextn_predict_layers", 0}}};
+}
+
 HfFamily phi3() {
   static constexpr HfWindows windows{};
   static constexpr HfRotary rotary{.share = "partial_rotary_factor"};
@@ -525,6 +567,7 @@ std::span<const HfFamily> hf_families() {
       qwen2(),
       qwen3(),
       qwen3_moe(),
+      glm4_moe(),
       phi3(),
       olmo2(),
       gpt_neox(),

@@ -21,6 +21,7 @@ struct HfNumberRow {
   std::int64_t more = 0;               // by which the setting is above the key
   std::string_view alias = "";         // another name of the setting, which is not written
   bool or_zero = false;                // of a number that need not be above 0
+  std::string_view times = "";         // a key read before, by which the setting is multiplied
 };
 
 /// A setting that a file may have; without it the key stays unset.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
 #include <map>
 
@@ -14,7 +15,20 @@ namespace {
 using A = HfArchitecture;
 
 /// Extents by name, so that the tables below read like a model's description.
-enum class Extent { none, vocab, context, hidden, head, q, kv, ffn, experts, expert, labels };
+enum class Extent {
+  none,
+  vocab,
+  context,
+  hidden,
+  head,
+  q,
+  kv,
+  ffn,
+  experts,
+  expert,
+  shared,
+  labels
+};
 
 std::int64_t extent_of(Extent extent, const A& a) {
   switch (extent) {
@@ -28,6 +42,7 @@ std::int64_t extent_of(Extent extent, const A& a) {
     case Extent::ffn: return a.ffn_hidden;
     case Extent::experts: return a.moe_experts;
     case Extent::expert: return a.moe_ffn_hidden;
+    case Extent::shared: return a.moe_shared_ffn_hidden;
     case Extent::labels: return a.labels;
   }
   return 0;
@@ -50,6 +65,7 @@ struct Row {
   std::int64_t zeros = 0;       // rows of zeros before its first
   std::string_view added = "";  // the tensor whose first row is added to each, of so many rows
   std::int64_t added_rows = 0;
+  bool (*of)(const A&) = nullptr;  // the models of the family that have it; null: all
 };
 using Rows = std::vector<Row>;
 
@@ -65,6 +81,7 @@ struct Names {
   Rows head = {};                              // what else the head has
   Rows copies = {};                            // other names of parameters
   std::vector<std::string_view> others = {};   // with what names of other heads' tensors begin
+  bool more_layers = false;                    // so do those of layers behind the last
 };
 
 Rows joined(std::initializer_list<Rows> parts) {
@@ -271,6 +288,19 @@ const Rows kQwenExperts = experts_rows({.router = "layers.{}.mlp.gate.weight",
                                         .up = "layers.{}.mlp.experts.{}.up_proj.weight",
                                         .down = "layers.{}.mlp.experts.{}.down_proj.weight"});
 
+const Rows kQwenShared = {
+    {"mlp.shared.gate.weight", "layers.{}.mlp.shared_experts.gate_proj.weight", shared, hidden},
+    {"mlp.shared.up.weight", "layers.{}.mlp.shared_experts.up_proj.weight", shared, hidden},
+    {"mlp.shared.down.weight", "layers.{}.mlp.shared_experts.down_proj.weight", hidden, shared}};
+const Rows kRouterBias = {
+    {"mlp.router.bias", "layers.{}.mlp.gate.e_score_correction_bias", experts}};
+
+/// Those rows, of some models of the family.
+Rows only(bool (*of)(const A&), Rows rows) {
+  for (Row& row : rows) row.of = of;
+  return rows;
+}
+
 Rows qk_norms(Extent q_extent, Extent k_extent, Layout layout) {
   return {{"attention.q_norm.weight", "layers.{}.self_attn.q_norm.weight", q_extent, none, layout},
           {"attention.k_norm.weight", "layers.{}.self_attn.k_norm.weight", k_extent, none, layout}};
@@ -302,6 +332,17 @@ Names llama_like(Rows block, Layout norm = same) {
 Names with_experts(const Rows& rest, const Rows& feed_forward, const Rows& experts) {
   Names names = llama_like(joined({rest, feed_forward}));
   names.experts_block = joined({rest, experts});
+  return names;
+}
+
+/// Every part of GLM's attention but its products is a choice.
+Names glm_names() {
+  const Rows rest = joined(
+      {kNormsBefore, kQkv, only([](const A& a) { return a.qkv_bias; }, kQkvBiases),
+       only([](const A& a) { return a.qk_norm != "none"; }, qk_norms(head, head, same)), kOut});
+  Names names = with_experts(rest, joined({kGateUp, kDown}),
+                             joined({kQwenExperts, kRouterBias, kQwenShared}));
+  names.more_layers = true;
   return names;
 }
 
@@ -344,6 +385,7 @@ const Names& names_of(const A& a) {
        {{"qwen3_moe", "lm"},
         with_experts(joined({kNormsBefore, kQkv, qk_norms(head, head, same), kOut}),
                      joined({kGateUp, kDown}), kQwenExperts)},
+       {{"glm4_moe", "lm"}, glm_names()},
        {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
        {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
        {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
@@ -428,6 +470,7 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& a) {
       add(row, std::string(row.parameter), std::string(row.tensor), prefix);
   };
   const auto add_of_layer = [&](const Row& row, std::int64_t i) {
+    if (row.of != nullptr && !row.of(a)) return;
     const std::int64_t count = of_experts(row) ? a.moe_experts : 1;
     for (std::int64_t j = 0; j < count; ++j) {
       add(row, fmt::format("block.{}.{}", i, fmt::format(fmt::runtime(row.parameter), j)),
@@ -465,8 +508,15 @@ bool hf_ignored(std::string_view tensor) {
 }
 
 bool hf_other_head(const A& a, std::string_view tensor) {
+  const Names& names = names_of(a);
   const auto begins = [&](std::string_view name) { return tensor.starts_with(name); };
-  return std::ranges::any_of(names_of(a).others, begins);
+  if (std::ranges::any_of(names.others, begins)) return true;
+  const std::string layers = fmt::format("{}layers.", names.prefix);
+  if (!names.more_layers || !begins(layers)) return false;
+  std::int64_t layer = -1;
+  const std::string_view number = tensor.substr(layers.size());
+  const auto end = std::from_chars(number.data(), number.data() + number.size(), layer);
+  return end.ec == std::errc() && layer >= a.layers;
 }
 
 std::string hf_current_name(std::string_view tensor) {

@@ -60,7 +60,7 @@ std::vector<HfTensor> hf_copies(const HfArchitecture& architecture);
 /// Tensors that files may hold and that are no parameters: masks and tables that are computed.
 bool hf_ignored(std::string_view tensor);
 
-/// Whether a tensor is of a head that the model does without.
+/// Whether a tensor is of a head that the model does without, or of a layer behind its last.
 bool hf_other_head(const HfArchitecture& architecture, std::string_view tensor);
 
 /// The name that transformers now gives a tensor of this name.

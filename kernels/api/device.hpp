@@ -60,6 +60,7 @@ namespace tessera::kernels {
   F(RouteBackward) \
   F(ExpertLoad) \
   F(CountChoices) \
+  F(ExcessChoices) \
   F(Dispatch) \
   F(SpreadRows) \
   F(CombineRows) \

@@ -117,6 +117,23 @@ struct CountChoices {
   }
 };
 
+/// excess[e] (+)= E times the number of choices that are expert e, less all N K: 0 of an expert
+/// that is chosen as often as experts are on average. It is the gradient of the bias of scores that
+/// balances experts without a loss (Wang et al. 2024, algorithm 1), whose step is by its sign. Sums
+/// of these are exact as long as they are below 2^24 in f32.
+struct ExcessChoices {
+  static constexpr const char* kName = "excess_choices";
+  View experts;  // (N, K) i32
+  View excess;   // (E) accumulation type
+  Write write = Write::overwrite;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.experts, Access::read), f(s.excess, access_of(s.write)), f(s.scratch, Access::write);
+  }
+};
+
 /// Rows of an expert begin on multiples of this; those between are padding.
 inline constexpr std::int64_t kExpertRows = 16;
 /// Rows that hold the copies of tokens which go to `own` experts, of at most `capacity` each (0: no
@@ -327,6 +344,14 @@ inline void check(const CountChoices& a) {
                 a.counts.elements());
   if (a.dropped) check_flat({a.dropped}, DType::i64, 1);
   TESSERA_CHECK(a.capacity >= 0, "a capacity of {}", a.capacity);
+}
+
+inline void check(const ExcessChoices& a) {
+  check_flat({a.experts}, DType::i32, a.experts.elements());
+  check_floats({a.excess});
+  check_flat({a.excess}, a.excess.type, a.excess.elements());
+  TESSERA_CHECK(a.excess.elements() >= 1 && a.excess.elements() <= kMostExperts, "{} experts",
+                a.excess.elements());
 }
 
 inline void check(const ExpertLoad& a) {

@@ -95,6 +95,11 @@ TESSERA_INLINE std::int64_t beyond_capacity(std::int64_t choices, std::int64_t c
   return capacity > 0 && choices > capacity ? choices - capacity : 0;
 }
 
+/// See ExcessChoices in api/experts.hpp. A difference of integers, rounded once.
+TESSERA_INLINE float excess_of(std::int64_t choices, std::int64_t experts, std::int64_t all) {
+  return static_cast<float>(choices * experts - all);
+}
+
 /// The terms times `scale`, which is read only where there are any.
 TESSERA_INLINE RouterTerms scaled(const RouterTerms& terms, const float* scale) {
   const float factor = terms.balance > 0 || terms.z > 0 ? *scale : 0.0F;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/experts.hpp"
+#include "kernels/common/types.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
@@ -51,6 +52,22 @@ void run(const CountChoices& a, const Context&) {
     dropped += beyond_capacity(here[e], a.capacity);
   }
   if (a.dropped) *a.dropped.as<std::int64_t>() += dropped;
+}
+
+void run(const ExcessChoices& a, const Context&) {
+  check(a);
+  const std::int64_t experts = a.excess.elements(), all = a.experts.elements();
+  check_experts_of(a.experts, experts);
+  const auto* expert = a.experts.as<std::int32_t>();
+  std::int64_t counts[kMostExperts] = {};
+  for (std::int64_t i = 0; i < all; ++i) ++counts[expert[i]];
+  with_type(a.excess.type, [&]<typename T>() {
+    T* excess = a.excess.as<T>();
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const float before = a.write == Write::add ? static_cast<float>(excess[e]) : 0.0F;
+      excess[e] = static_cast<T>(before + excess_of(counts[e], experts, all));
+    }
+  });
 }
 
 void run(const Dispatch& a, const Context&) {

@@ -225,6 +225,17 @@ inline __global__ void __launch_bounds__(kCountThreads)
   }
 }
 
+/// A thread for each of so many experts, of whose choices there are `all`.
+template <typename T>
+__global__ void __launch_bounds__(kCountThreads)
+    excess_choices_kernel(const std::int64_t* counts, std::int64_t experts, std::int64_t all,
+                          T* excess, bool add) {
+  const std::int64_t e = std::int64_t{blockIdx.x} * kCountThreads + threadIdx.x;
+  if (e >= experts) return;
+  const float before = add ? load_one(excess + e) : 0.0F;
+  store_one(excess + e, before + excess_of(counts[e], experts, all));
+}
+
 /// Where each expert's copies begin and end among those that are sorted; 0 of those without any.
 struct ExpertRuns {
   std::int32_t *begins, *ends;  // (G), cleared before

@@ -96,6 +96,8 @@ struct MoeSection {
   ExpertSplit split = ExpertSplit::width;
   double aux_loss = 0.01;
   double z_loss = 0;
+  bool bias = false;
+  double bias_update = 0;
   bool operator==(const MoeSection&) const = default;
 };
 

@@ -123,6 +123,7 @@ class ExpertsChecker : DeckChecker {
               "have the operands that are stored (use \"same\")");
     }
     if (usable({"moe.capacity"}) && moe_.capacity > 0) capacity();
+    balance();
     widths();
   }
 
@@ -133,15 +134,31 @@ class ExpertsChecker : DeckChecker {
                           "these are spread (give 1 or more, or 0 to drop none)",
                           moe_.capacity));
     }
+    without_padding("moe.capacity", "padding would take the room of tokens");
+  }
+
+  void balance() {
+    needs("moe.bias_update", moe_.bias_update > 0, moe_.bias, "moe.bias");
+    if (usable({"moe.bias_update"}) && moe_.bias_update > 0)
+      without_padding("moe.bias_update", "padding would count as tokens");
+    const OptimizerName optimizer = deck_.optimizer.name;
+    not_with(
+        "moe.bias = true", "optimizer.name",
+        usable({"moe.bias"}) && moe_.bias &&
+            (optimizer == OptimizerName::onebit_adam || optimizer == OptimizerName::onebit_lamb),
+        "biases move by how often experts were chosen, which signs of momentum do not say",
+        "use another");
+  }
+
+  /// Refuses a key where samples may be padded, and says why.
+  void without_padding(std::string_view key, std::string_view why) {
     const bool padded = one_document_each(deck_.task.kind) || deck_.batch.token_budget;
-    if (usable({"task.kind", "batch.token_budget"}) && padded) {
-      problem("moe.capacity",
-              fmt::format("moe.capacity = {} does not go with {}: padding would take the room of "
-                          "tokens (leave it out)",
-                          moe_.capacity,
-                          deck_.batch.token_budget ? "batch.token_budget"
-                                                   : "samples of one document each"));
-    }
+    if (!usable({"task.kind", "batch.token_budget"}) || !padded) return;
+    problem(key, fmt::format("{} = {} does not go with {}: {} (leave it out)", key,
+                             value_text(find_row(key)->field.get(deck_)),
+                             deck_.batch.token_budget ? "batch.token_budget"
+                                                      : "samples of one document each",
+                             why));
   }
 
   /// Each chunk has a column at least of what is cut by width, and an expert of what is not.

@@ -143,8 +143,9 @@ class Resolver {
     if (open("moe.normalize")) model.moe.normalize = model.moe.top_k > 1;
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
-    if (open("data.documents") && (batch.token_budget || one_document_each(loaded_.deck.task.kind)))
-      data.documents = Documents::separate;
+    const bool padded = batch.token_budget || one_document_each(loaded_.deck.task.kind);
+    if (open("data.documents") && padded) data.documents = Documents::separate;
+    if (open("moe.bias_update") && model.moe.bias && !padded) model.moe.bias_update = 0.001;
     derive_task();
     // Where frequencies follow the length of a sequence, that of a document's sample is its own.
     const bool own_length =
@@ -176,8 +177,8 @@ class Resolver {
     if (open("task.beta") && has_reference(task.kind)) task.beta = 0.1;
     // What a model directory says of it is of targets, which pairs do not have.
     MoeSection& moe = loaded_.deck.model.moe;
-    if (has_pairs(task.kind) && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss"))
-      moe.aux_loss = 0;
+    const bool otherwise = has_pairs(task.kind) || moe.bias;
+    if (otherwise && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss")) moe.aux_loss = 0;
     if (draws_answers(task.kind)) derive_answers();
     if (!has_own_head(task.kind)) return;
     const bool classes = has_classes(task.kind);

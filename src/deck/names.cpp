@@ -161,6 +161,8 @@ constexpr ForeignName kForeignKeys[] = {
     {"router_aux_loss_coef", "moe.aux_loss"},
     {"moe_aux_loss_coeff", "moe.aux_loss"},
     {"moe_z_loss_coeff", "moe.z_loss"},
+    {"moe_router_enable_expert_bias", "moe.bias"},
+    {"moe_router_bias_update_rate", "moe.bias_update"},
     {"label_smoothing_factor", "task.label_smoothing"},
     {"z_loss_weight", "task.z_loss"},
     {"auxiliary_loss_multiplier", "task.z_loss"},

@@ -74,7 +74,7 @@ constexpr FamilyRow of_bert(Family family) {
 
 // Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023 and 2024; Yang et al. 2024 and 2025;
 // Abdin et al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025;
-// Wang and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019.
+// Wang and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019; Zeng et al. 2025 (GLM-4.5).
 constexpr FamilyRow kFamilies[] = {
     {.family = Family::gpt2,
      .norm = NormKind::layernorm,
@@ -88,6 +88,7 @@ constexpr FamilyRow kFamilies[] = {
     {.family = Family::qwen2, .qkv_bias = true, .rope_theta = 1e6},
     {.family = Family::qwen3, .qk_norm = QkNorm::head, .rope_theta = 1e6},
     {.family = Family::qwen3_moe, .qk_norm = QkNorm::head, .rope_theta = 1e6},
+    {.family = Family::glm4_moe, .rope_theta = 1e6, .rotary_share = 0.5},
     {.family = Family::phi3},
     {.family = Family::olmo2,
      .norm_placed = NormPlacement::after,

@@ -201,13 +201,13 @@ constexpr SchemaRow kRows[] = {
         "how positions enter: a table that is learned, or of sinusoids and fixed, is added to "
         "embeddings; or queries and keys are rotated",
         {.unset = "gpt2, bert, roberta: learned, others: rope", .on_resume = architecture}),
-    row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
-                                                 "base of the rotary frequencies",
-                                                 {.limits = above(0),
-                                                  .unset = "mixtral, qwen2, qwen3, qwen3_moe, "
-                                                           "gemma3: 1e6, olmo2: 500000, others: "
-                                                           "10000",
-                                                  .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_theta>(
+        "model.rope_theta", "base of the rotary frequencies",
+        {.limits = above(0),
+         .unset = "mixtral, qwen2, qwen3, qwen3_moe, "
+                  "glm4_moe, gemma3: 1e6, olmo2: 500000, others: "
+                  "10000",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_local_theta>(
         "model.rope_local_theta",
         "that of layers with a window, which rope_scaling then leaves alone; 0: as of the others",
@@ -215,7 +215,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::rotary_share>(
         "model.rotary_share", "share of each head's columns that rotary positions turn, the first",
         {.limits = {.low = 0, .high = 1, .above_low = true},
-         .unset = "gpt_neox, gptj: 0.25, others: 1",
+         .unset = "gpt_neox, gptj: 0.25, glm4_moe: 0.5, others: 1",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_pairs>(
         "model.rope_pairs",
@@ -428,6 +428,20 @@ constexpr SchemaRow kRows[] = {
         "z in z log(Z)^2, Z the sum of the exponentials of a token's router logits, which is added "
         "likewise: 1e-3 is common (Zoph et al. 2022, ST-MoE)",
         {.limits = as_f32(at_least(0)), .on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::bias>(
+        "moe.bias",
+        "a token's experts are those of the largest scores after a bias of each expert is added, "
+        "which weighs nothing (Wang et al. 2024, loss-free balancing; DeepSeek-V3). moe.aux_loss "
+        "is "
+        "0.0 with it, unless it is given",
+        {.on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::bias_update>(
+        "moe.bias_update",
+        "by how much each step moves these biases: up for experts that were chosen less often "
+        "than experts are on average, down for others, by no learning rate; 0: they stay",
+        {.limits = as_f32(at_least(0)),
+         .unset = "0.001 with moe.bias, but 0.0 where each sample is one document, padded",
+         .on_resume = event}),
     row<&Deck::model, &ModelSection::adapter, &AdapterSection::kind>(
         "adapter.kind",
         "what the sum is multiplied with: lora, alpha / rank; rslora, alpha / sqrt(rank); none: "

@@ -16,6 +16,7 @@ enum class Family {
   qwen2,
   qwen3,
   qwen3_moe,
+  glm4_moe,
   phi3,
   olmo2,
   gpt_neox,
@@ -147,11 +148,11 @@ struct EnumWords<deck::Family> {
       std::pair{gpt2, "gpt2"},           std::pair{llama, "llama"},
       std::pair{mistral, "mistral"},     std::pair{mixtral, "mixtral"},
       std::pair{qwen2, "qwen2"},         std::pair{qwen3, "qwen3"},
-      std::pair{qwen3_moe, "qwen3_moe"}, std::pair{phi3, "phi3"},
-      std::pair{olmo2, "olmo2"},         std::pair{gpt_neox, "gpt_neox"},
-      std::pair{gemma2, "gemma2"},       std::pair{gemma3, "gemma3"},
-      std::pair{gptj, "gptj"},           std::pair{bert, "bert"},
-      std::pair{roberta, "roberta"}};
+      std::pair{qwen3_moe, "qwen3_moe"}, std::pair{glm4_moe, "glm4_moe"},
+      std::pair{phi3, "phi3"},           std::pair{olmo2, "olmo2"},
+      std::pair{gpt_neox, "gpt_neox"},   std::pair{gemma2, "gemma2"},
+      std::pair{gemma3, "gemma3"},       std::pair{gptj, "gptj"},
+      std::pair{bert, "bert"},           std::pair{roberta, "roberta"}};
 };
 template <>
 struct EnumWords<deck::Preset> {

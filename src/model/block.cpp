@@ -102,6 +102,7 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
                  .out_b = params.one("attention.out.bias"),
                  .down_b = params.one("mlp.down.bias"),
                  .router_w = params.one("mlp.router.weight"),
+                 .router_b = params.one("mlp.router.bias"),
                  .k_w = {},
                  .k_b = {},
                  .v_w = {},

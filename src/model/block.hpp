@@ -31,7 +31,7 @@ struct BlockWeights {
   View norm1_out_w, norm1_out_b, norm2_out_w, norm2_out_b;  // of outputs, or of sums with them
   View q_norm_w, k_norm_w;
   View out_b, down_b;
-  View router_w;                   // (E, C) of a layer of experts,
+  View router_w, router_b;         // (E, C), (E) of a layer of experts,
   bool whole_experts = false;      // whose chunks have some of them whole
   View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
   std::vector<BlockChunk> chunks;  // this rank's

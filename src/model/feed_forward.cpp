@@ -54,7 +54,7 @@ Range experts_of(const UnitContext& u, const ModelConfig& c, const BlockWeights&
 
 void feed_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, BlockSaved& s,
                   ChunkSum& sum) {
-  if (w.router_w) s.routed = route_tokens(u, c, w.router_w, s.h2);
+  if (w.router_w) s.routed = route_tokens(u, c, w.router_w, w.router_b, s.h2);
   s.experts.resize(w.chunks.size());
   DispatchedTokens to;
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
@@ -110,7 +110,7 @@ void FeedForwardBackward::input(ChunkSum& sum) {
 
 void FeedForwardBackward::weights(const BlockWeights& g, Write write) const {
   u_.adapter_gradients(write);
-  if (experts_) experts_->router_weights(g.router_w, write);
+  if (experts_) experts_->router_weights(g.router_w, g.router_b, write);
   for (std::size_t i = 0; i < w_.chunks.size(); ++i) {
     const BlockChunk& chunk = g.chunks[i];
     if (experts_) experts_->weights(i, chunk.experts, write);

@@ -124,6 +124,10 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, Ex
     p.push_back(vector(attention + "q_norm.weight", whole ? q : c.head_dim, Init::ones));
     p.push_back(vector(attention + "k_norm.weight", whole ? kv : c.head_dim, Init::ones));
   }
+  if (c.experts.bias && c.experts.in(layer)) {
+    p.push_back(vector(mlp + "router.bias", c.experts.count));
+    p.back().balances = true;
+  }
   const bool attention_bias = c.bias && c.attention_bias;
   if (attention_bias || c.qkv_bias) {
     p.push_back(cut(vector(attention + "q.bias", q), 0, query));

@@ -45,6 +45,7 @@ struct ParamDesc {
   std::int64_t expert = 0, experts = 0;  // of which of a layer's experts it is; 0: of none
   bool undivided = false;                // chunks have whole experts: that axis is not cut
   std::int64_t head_rows = 0;            // rows that one attention head makes; 0: they are of none
+  bool balances = false;                 // its gradient is kernels::ExcessChoices
 
   /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
   /// differently.

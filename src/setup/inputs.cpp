@@ -82,6 +82,7 @@ model::ExpertsConfig experts_config(const deck::MoeSection& m) {
           .every = m.every,
           .first = m.first_dense,
           .capacity = m.capacity,
+          .bias = m.bias,
           .routing = {.choices = m.top_k,
                       .scores = m.scores,
                       .normalized = m.normalize,
@@ -258,7 +259,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.layout.node_of = nodes_of(deck, node_of);
   in.device = &on.device;
   in.layout.nccl = on.nccl;
-  in.optimizer = optim::make_optimizer(deck.optimizer);
+  in.optimizer = optim::make_optimizer(deck.optimizer, deck.model.moe.bias_update);
   in.numerics = numerics_inputs(deck, in.optimizer);
   const auto& blocks =
       in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;

@@ -17,6 +17,10 @@ MODELS = {
                  {"experts": 6, "top_k": 2, "ffn_hidden": 24, "shared_ffn_hidden": 20,
                   "first_dense": 1, "scores": "sigmoid", "scale": 1.5, "groups": 3, "group_top": 2,
                   "group_score": "two_largest", "aux_loss": 0.3}),
+    "balanced": ({**COMMON, "layers": 3, "qk_norm": "head"},
+                 {"experts": 6, "top_k": 2, "ffn_hidden": 24, "shared_ffn_hidden": 20,
+                  "first_dense": 1, "scores": "sigmoid", "groups": 3, "group_top": 2,
+                  "group_score": "two_largest", "bias": True, "bias_update": 0.02}),
 }
 LR = 3e-3
 

@@ -28,6 +28,10 @@ class Model:
     def __init__(self, name, weights):
         self.m, self.moe = models.MODELS[name]
         self.w = weights
+        self.bias = {}  # by layer of experts, by which they are chosen
+        if self.moe.get("bias"):
+            self.bias = {key.removesuffix(".router.bias"): torch.zeros_like(weights.pop(key))
+                         for key in list(weights) if key.endswith(".router.bias")}
 
     def feed_forward(self, x, at):
         linear = lambda y, p: y @ self.w[f"{at}.{p}.weight"].T
@@ -35,10 +39,10 @@ class Model:
             return linear(F.relu(linear(x, "up")), "down")
         return linear(F.silu(linear(x, "gate")) * linear(x, "up"), "down")
 
-    def allowed(self, scores):
+    def allowed(self, keys):
         """Which experts a token may choose: those of its best groups."""
         groups = self.moe.get("groups", 1)
-        of_groups = scores.unflatten(-1, (groups, -1))
+        of_groups = keys.unflatten(-1, (groups, -1))
         if self.moe.get("group_score") == "two_largest":
             value = of_groups.topk(2, -1).values.sum(-1)
         else:
@@ -57,7 +61,8 @@ class Model:
         logits = x @ self.w[f"{at}.router.weight"].T
         sigmoid = self.moe.get("scores") == "sigmoid"
         scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
-        may = scores.masked_fill(~self.allowed(scores), -torch.inf)
+        keys = scores + self.bias[at] if at in self.bias else scores
+        may = keys.masked_fill(~self.allowed(keys), -torch.inf)
         ordered = may.sort(-1, descending=True).values
         if k < experts:
             self.margin = min(self.margin, (ordered[..., k - 1] - ordered[..., k]).min().item())
@@ -78,11 +83,18 @@ class Model:
         share = hot.mean(1) / k
         probability = (scores / scores.sum(-1, keepdim=True)).mean(1)
         balance = experts * (share.detach() * probability).sum(-1)  # of each sequence
-        self.terms = (self.terms + self.moe.get("aux_loss", 0.01) * balance.mean()
+        weight = self.moe.get("aux_loss", 0 if self.bias else 0.01)
+        self.terms = (self.terms + weight * balance.mean()
                       + self.moe.get("z_loss", 0) * logits.logsumexp(-1).pow(2).mean())
         self.choices.append(hot.sum((0, 1)).long().tolist())
         self.dropped.append((~kept).sum().item())
         return out
+
+    def balance(self):
+        """Moves each bias against how much more often than on average its expert was chosen."""
+        for bias, counts in zip(self.bias.values(), self.choices):
+            excess = torch.tensor(counts, dtype=bias.dtype) - sum(counts) / len(counts)
+            bias -= self.moe["bias_update"] * excess.sign()
 
     def kept(self, chosen):
         """Which choices find room: of each micro-batch the first, by token and then by choice."""
@@ -129,6 +141,7 @@ def train(initial, tokens, name, dtype):
         (loss + terms).backward()
         if model.margin < MARGIN:
             sys.exit(f"{name}, step {step}: a choice by a margin of {model.margin:.1e}: another seed")
+        model.balance()
         return {"loss": loss.item(), "choices": model.choices, "dropped": model.dropped}
     return torch_runs.train(list(weights.values()), tokens, models.LR, backward)
 

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification,
                           BertForTokenClassification, Gemma2Config, Gemma2ForCausalLM,
-                          Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
+                          Gemma3ForCausalLM, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeForCausalLM,
+                          GPT2Config, GPT2LMHeadModel,
                           GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
                           GPTNeoXForSequenceClassification, LlamaConfig, LlamaForCausalLM,
                           LlamaForSequenceClassification, MistralConfig, MistralForCausalLM,
@@ -95,6 +96,22 @@ def experts_ours(state, layers, modules, dense=()):
                 ours[f"{block}expert.{j}.{name}.weight"] = part
         for j, down in enumerate(state[f"{theirs}experts.down_proj"]):
             ours[f"{block}expert.{j}.down.weight"] = down
+    return ours
+
+
+def glm_ours(state, layers, modules, biases=()):
+    """Its first layer has no experts; one expert of the others is of all tokens."""
+    ours = experts_ours(state, layers, modules, dense=[0])
+    for i in range(layers):
+        theirs, block = f"model.layers.{i}.", f"block.{i}."
+        for name in biases:
+            ours[f"{block}attention.{name}.bias"] = state[f"{theirs}self_attn.{name}_proj.bias"]
+        if i == 0:
+            continue
+        ours[f"{block}mlp.router.bias"] = state[f"{theirs}mlp.gate.e_score_correction_bias"]
+        for name in ("gate", "up", "down"):
+            ours[f"{block}mlp.shared.{name}.weight"] = state[
+                f"{theirs}mlp.shared_experts.{name}_proj.weight"]
     return ours
 
 
@@ -221,12 +238,39 @@ def check_choices(model, tokens):
     """That no rounding in f32 changes which experts a token goes to. A logit of a router, of 1 or so,
     is off by some 2^-20 there: the last that is chosen is ahead of the first that is not by far
     more."""
+    if hasattr(model.config, "n_group"):
+        return check_biased_choices(model, tokens)
     with torch.no_grad():
         routers = model(tokens[None], output_router_logits=True).router_logits
     chosen = model.config.num_experts_per_tok
     for logits in routers:
         best = logits.sort(descending=True).values
         margin = (best[:, chosen - 1] - best[:, chosen]).min().item()
+        print("  a router's least margin", margin)
+        assert margin > 2 ** -8, "take another seed"
+
+
+def check_biased_choices(model, tokens):
+    """The same of scores with a bias, and of groups, which are compared by their two largest."""
+    keys, c = [], model.config
+    hooks = [layer.mlp.gate.register_forward_hook(
+        lambda gate, _, out: keys.append(out[0].sigmoid() + gate.e_score_correction_bias))
+        for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    with torch.no_grad():
+        model(tokens[None])
+    for hook in hooks:
+        hook.remove()
+    for of_layer in keys:
+        of_groups = of_layer.unflatten(-1, (c.n_group, -1))
+        best = of_groups.topk(2, -1).values.sum(-1).sort(descending=True)
+        may = torch.zeros_like(best.values, dtype=torch.bool).scatter(
+            -1, best.indices[:, :c.topk_group], True)
+        ordered = of_groups.masked_fill(~may[..., None], -torch.inf).flatten(-2).sort(
+            descending=True).values
+        margins = [ordered[:, c.num_experts_per_tok - 1] - ordered[:, c.num_experts_per_tok]]
+        if c.topk_group < c.n_group:
+            margins.append(best.values[:, c.topk_group - 1] - best.values[:, c.topk_group])
+        margin = min(m.min().item() for m in margins)
         print("  a router's least margin", margin)
         assert margin > 2 ** -8, "take another seed"
 
@@ -385,6 +429,26 @@ save_with_logits("qwen3_moe_sparse", Qwen3MoeForCausalLM(Qwen3MoeConfig(
     **{**QWEN3_MOE, "num_hidden_layers": 4}, num_experts_per_tok=3, decoder_sparse_step=2,
     use_sliding_window=True, sliding_window=5, router_aux_loss_coef=0.0)),
     lambda state: experts_ours(state, 4, QWEN3_MODULES, dense=[0, 2]))
+# With all that may be, and with nothing of it; biases are large enough to change what is chosen.
+GLM = {**EXPERTS, "num_hidden_layers": 3, "n_routed_experts": 6, "moe_intermediate_size": 7,
+       "num_experts_per_tok": 2, "num_nextn_predict_layers": 0, "head_dim": 8}
+
+
+def with_biases(model):
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            layer.mlp.gate.e_score_correction_bias.normal_(std=0.3)
+    return model
+
+
+torch.manual_seed(12)
+save_with_logits("glm4_moe", with_biases(Glm4MoeForCausalLM(Glm4MoeConfig(
+    **GLM, n_group=3, topk_group=2, n_shared_experts=2, routed_scaling_factor=1.5,
+    use_qk_norm=True, attention_bias=True))),
+    lambda state: glm_ours(state, 3, (*NORMS_BEFORE, *QKV, *QK_NORMS, *GATE_UP), "qkv"))
+torch.manual_seed(13)
+save_with_logits("glm4_moe_plain", with_biases(Glm4MoeForCausalLM(Glm4MoeConfig(**GLM))),
+                 lambda state: glm_ours(state, 3, (*NORMS_BEFORE, *QKV, *GATE_UP)))
 # Reward models: one output, of the last token.
 def with_score(state):
     return {**state, "lm_head.weight": state["score.weight"]}

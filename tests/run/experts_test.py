@@ -62,6 +62,10 @@ class Oracle(ExpertsTest):
     def test_sigmoid_groups_and_a_shared_expert(self):
         self.compare("deepseek", LAYOUTS)
 
+    def test_biases_that_balance(self):
+        """Moved by each step's choices alone: they enter no norm, and weigh nothing."""
+        self.compare("balanced", (*LAYOUTS, *DIVIDED[:4]))
+
     def test_terms_of_the_router_are_seen(self):
         """With other weights the gradient is another from the first step on, and the loss is not."""
         first = self.truth()["mixtral"]["float64"][0]
@@ -75,7 +79,7 @@ class Oracle(ExpertsTest):
 
 class Bits(ExpertsTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for model, split in (("mixtral", "experts"), ("deepseek", "width")):
+        for model, split in (("mixtral", "experts"), ("deepseek", "width"), ("balanced", "width")):
             fixed = {**ANY_LAYOUT, "moe__split": split}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
             choices = [s["experts"] for s in self.steps_of(f"{model}_one")]
@@ -208,6 +212,14 @@ class Refused(ExpertsTest):
         self.expect("mixtral", "model.bias = true is not possible with moe.experts", model__bias=True)
         self.expect("mixtral", 'precision.matmul = "fp8" is not possible with moe.experts',
                     precision__matmul="fp8", precision__compute="bf16")
+        self.expect("mixtral", "moe.bias_update has no effect without moe.bias (leave it out)",
+                    moe__bias_update=0.001)
+        self.expect("balanced", "moe.bias has no effect without moe.experts (leave it out)",
+                    moe__experts=0)
+        self.expect("balanced", "moe.bias_update = 0.02 does not go with batch.token_budget: padding "
+                    "would count as tokens (leave it out)", batch__token_budget=24)
+        self.expect("balanced", 'optimizer.name = "onebit_adam" is not possible with moe.bias = true',
+                    optimizer__name="onebit_adam", optimizer__compress_after=2)
         self.expect("mixtral", "moe.num_local_experts", "moe.experts", moe__num_local_experts=8)
         self.expect("mixtral", "parallel.experts has no effect without moe.experts", moe__experts=0,
                     parallel__experts=2)

@@ -216,7 +216,7 @@ struct PlanShape {
 };
 
 /// What a rank has of one unit, in elements: its shard, and how many of these it counts, that is,
-/// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
+/// adds to the norm. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
   bool trained = false;    // its gradient enters the norm and updates it
   bool errors = false;     // what rounding its gradient loses is kept (error feedback)

@@ -37,8 +37,8 @@ std::pair<std::size_t, std::int32_t> before_it_leaves(const Plan& plan, const Pl
   return {position, visit};
 }
 
-/// Every element of the gradient enters the norm once: each rank adds the elements that it counts,
-/// exactly, and the words are summed over all ranks.
+/// Every element of the gradient enters the norm once, but for those that balance experts: each
+/// rank adds the elements that it counts, exactly, and the words are summed over all ranks.
 void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
               const std::vector<SummedGradient>& gradients) {
   const View squares = plan.words.range(WordLayout::norm, kExactSumWords);
@@ -51,7 +51,7 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
     const auto [position, visit] = leave ? before_it_leaves(plan, in, at(ends, buffer_of(slice)))
                                          : std::pair{plan.ops.size(), -1};
     const std::int64_t first = states[u].slice.begin;
-    for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
+    for (const Range& part : normed_ranges(in, plan, u, states[u].layout)) {
       Op norm =
           op_of(OpKind::norm, Stream::compute, u,
                 kernels::KernelCall{kernels::ExactSum{
@@ -129,7 +129,8 @@ std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size
   for (Piece piece : pieces_of(in, sums, unit, s)) {
     for (const Range& tile : tiles_of(in, s, piece.elements)) {
       piece.elements = tile;
-      updates.push_back({update_op(plan, in, unit, s, gradient, piece, pass), tile});
+      const optim::Pass& own = piece.terms.balance ? in.optimizer.balance : pass;
+      updates.push_back({update_op(plan, in, unit, s, gradient, piece, own), tile});
     }
   }
   return updates;
@@ -148,6 +149,7 @@ std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
     if (!states[u].trained) continue;
     const auto counted = counted_ranges(in, plan, u, states[u].layout);
     for (const Piece& piece : pieces_of(in, sums, u, states[u])) {
+      if (piece.terms.balance) continue;  // in one pass
       for (const auto& [elements, of] : split_by(piece.elements, counted)) {
         Piece part = piece;
         if (!of) part.sums = {};  // others count them

@@ -8,6 +8,7 @@
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/hops.hpp"
 #include "plan/passes/layers.hpp"
+#include "plan/passes/updates.hpp"
 
 namespace tessera::plan {
 
@@ -57,6 +58,21 @@ std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::s
   if (on_both_ends(in, in.model.units[unit]) && plan.place.pipeline > 0) return {};
   return zero::counted(layout, slice_of(in, in.model.units[unit], layout, plan.place),
                        tensor_cut(in, plan.place));
+}
+
+std::vector<Range> normed_ranges(const PlanInputs& in, const Plan& plan, std::size_t unit,
+                                 const zero::UnitLayout& layout) {
+  std::vector<Range> balances;
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    if (in.model.units[unit].params[layout.pieces[i].parameter].balances)
+      balances.push_back(with_padding(layout, i));
+  }
+  std::vector<Range> ranges;
+  for (const Range& counted : counted_ranges(in, plan, unit, layout)) {
+    for (const auto& [elements, of] : split_by(counted, balances))
+      if (!of) ranges.push_back(elements);
+  }
+  return ranges;
 }
 
 namespace {
@@ -228,7 +244,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
         .parts = s.layout.padded / s.layout.shard,
         .shard = s.layout.shard,
         .codes = in.stored(unit).codes};
-    for (const Range& part : counted_ranges(in, plan, u, s.layout))
+    for (const Range& part : normed_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
   }
   offload_optimizer(in, states);

@@ -87,8 +87,11 @@ struct FirstUse {
 std::vector<FirstUse> first_uses(const Plan& plan, const std::vector<UnitState>& states);
 
 /// The ranges of this rank's shard of a unit that it counts: each element of the model has one rank
-/// that adds it to the norm and writes it to checkpoints.
+/// that writes it to checkpoints.
 std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
                                   const zero::UnitLayout& layout);
+/// Those that it adds to the norm, and to sums over tensors: all but biases that balance experts.
+std::vector<Range> normed_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
+                                 const zero::UnitLayout& layout);
 
 }  // namespace tessera::plan

@@ -236,6 +236,7 @@ TEST_F(BackEnds, AgreeOnExperts) {
                                 .terms = {.balance = 0.01F, .z = 0.1F},
                                 .routing = routing});
       run(device, CountChoices{.experts = chosen, .counts = make(DType::i64, {experts})});
+      run(device, ExcessChoices{.experts = chosen, .excess = make(DType::f32, {experts})});
       run(device, CountChoices{.experts = chosen,
                                .counts = make(DType::i64, {experts}),
                                .dropped = dropped,

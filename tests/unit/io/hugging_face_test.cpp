@@ -141,7 +141,9 @@ constexpr std::array kModels = {"gpt2",
                                 "gpt_neox_reward",
                                 "mixtral",
                                 "qwen3_moe",
-                                "qwen3_moe_sparse"};
+                                "qwen3_moe_sparse",
+                                "glm4_moe",
+                                "glm4_moe_plain"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -304,6 +306,21 @@ TEST(HfModel, MissingSettingsAreTheDefaultsOfTransformersAndNullIsNone) {
             std::tuple(128, 8, 768, 1, false, 0.001, 0, 4));
   EXPECT_EQ(std::tuple(qwen.window, qwen.head_dim, qwen.rope_theta), std::tuple(4096, 2, 10000.0));
   EXPECT_EQ(without("qwen3_moe_sparse", {"use_sliding_window"}).window, 0);
+  const auto glm = edited("glm4_moe", [](json& c) {
+    c["num_attention_heads"] = 16;
+    for (const char* setting :
+         {"n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
+          "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor", "n_group",
+          "topk_group", "use_qk_norm", "attention_bias", "num_key_value_heads", "rms_norm_eps",
+          "rope_parameters", "num_nextn_predict_layers"})
+      c.erase(setting);
+  });
+  EXPECT_EQ(std::tuple(glm.moe_experts, glm.moe_top_k, glm.moe_ffn_hidden,
+                       glm.moe_shared_ffn_hidden, glm.moe_first_dense, glm.moe_normalize,
+                       glm.moe_scale, glm.moe_groups, glm.moe_group_top, glm.moe_group_score),
+            std::tuple(128, 8, 1408, 1408, 1, true, 1.0, 1, 1, "largest"));
+  EXPECT_EQ(std::tuple(glm.qk_norm, glm.qkv_bias, glm.kv_heads, glm.norm_eps, glm.rotary_share),
+            std::tuple("none", false, 8, 1e-5, 0.5));
   const auto bert = without("bert", {"layer_norm_eps", "hidden_act", "hidden_dropout_prob",
                                      "attention_probs_dropout_prob", "mask_token_id"});
   EXPECT_EQ(std::tuple(bert.norm_eps, bert.activation, bert.dropout_residual,
@@ -339,6 +356,23 @@ TEST(HfModel, DescribesExperts) {
                                                                   {"router_aux_loss_coef", 0.001}})
     EXPECT_EQ(written[setting], value) << setting;
   EXPECT_FALSE(written.contains("num_local_experts")) << "one name is enough";
+  const auto glm = io::HfModel::open(data_path("glm4_moe")).architecture();
+  EXPECT_EQ(std::tuple(glm.moe_scores, glm.moe_bias, glm.moe_shared_ffn_hidden, glm.moe_first_dense,
+                       glm.moe_scale, glm.moe_groups, glm.moe_group_top, glm.moe_group_score,
+                       glm.qk_norm, glm.qkv_bias),
+            std::tuple("sigmoid", true, 14, 1, 1.5, 3, 2, "two_largest", "head", true));
+}
+
+TEST(HfModel, LeavesOutLayersBehindTheLast) {
+  const Copy copy("glm4_moe");
+  copy.edit("config.json",
+            [](json& c) { c["num_hidden_layers"] = 2, c["num_nextn_predict_layers"] = 1; });
+  const auto model = io::HfModel::open(copy.path);
+  const auto left = model.other_heads();
+  EXPECT_TRUE(std::ranges::any_of(left, [](const auto& name) {
+    return name == "model.layers.2.mlp.gate.e_score_correction_bias";
+  }));
+  for (const auto& name : left) EXPECT_TRUE(name.starts_with("model.layers.2.")) << name;
 }
 
 // Which layers have experts: the last of every so many, but for the first so many, of which those
@@ -771,6 +805,9 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"mixtral", "/num_local_experts", 0, "$.num_local_experts: 0; allowed: 1 to 512"},
       {"mixtral", "/num_experts_per_tok", 0, "$.num_experts_per_tok: 0; allowed: 1 to"},
       {"mixtral", "/router_aux_loss_coef", -0.1, "$.router_aux_loss_coef: -0.1; must be 0 or more"},
+      {"glm4_moe", "/n_shared_experts", 0, "$.n_shared_experts: 0; allowed: 1 to 2396745"},
+      {"glm4_moe", "/first_k_dense_replace", -1, "-1; allowed: 0 to"},
+      {"glm4_moe", "/use_qk_norm", "yes", "\"yes\" is not supported; allowed: false, true"},
       {"mixtral", "/router_aux_loss_coef", nullptr, "router_aux_loss_coef: null is not supported"},
       {"mixtral", "/hidden_act", "gelu", "allowed: silu"},
       {"mixtral", "/mlp_only_layers", {0}, "mlp_only_layers is not known of a mixtral"},

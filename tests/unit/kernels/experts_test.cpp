@@ -445,6 +445,32 @@ TEST(CountChoices, AddsHowManyAreBeyondCapacity) {
   });
 }
 
+// An expert that is chosen as often as experts are on average has 0, whatever is rounded elsewhere.
+TEST(ExcessChoices, IsOfEachExpertsChoicesOverTheirMean) {
+  for_devices([](Device& device) {
+    for (const auto& [tokens, choices, experts] : kShapes) {
+      SCOPED_TRACE(fmt::format("{} tokens to {} of {}", tokens, choices, experts));
+      const Tensor chosen = random_choice(tokens, choices, experts, 3);
+      const std::vector<std::int64_t> loads = loads_of(chosen, experts);
+      for (const DType type : {DType::f32, DType::bf16}) {
+        Tensor excess = Tensor::random(type, {experts}, 4);
+        const Numbers before = excess.numbers();
+        for (const Write write : {Write::add, Write::overwrite}) {
+          run(device,
+              ExcessChoices{.experts = chosen.view(), .excess = excess.view(), .write = write});
+          for (std::int64_t e = 0; e < experts; ++e) {
+            const auto i = static_cast<std::size_t>(e);
+            Tensor want(type, {1});
+            want.set(0, static_cast<float>(loads[i] * experts - tokens * choices) +
+                            (write == Write::add ? static_cast<float>(before[i]) : 0.0F));
+            EXPECT_EQ(excess[e], want[0]) << e;
+          }
+        }
+      }
+    }
+  });
+}
+
 // A GPU cannot refuse them, and counts them nowhere.
 TEST(CountChoices, RefusesExpertsThatThereAreNot) {
   const std::int64_t experts = 5;

@@ -162,14 +162,16 @@ TEST_P(HfLogits, AreThoseOfTransformersInTraining) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, HfLogits,
-    ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2",
-                      "gemma3", "llama_yarn", "gpt_neox_sequential", "qwen2_windows",
-                      "qwen3_windows", "gptj", "llama_dynamic", "bert", "roberta", "bert_classes",
-                      "roberta_classes", "bert_tokens", "roberta_tokens", "llama_reward",
-                      "gpt_neox_reward", "mixtral", "qwen3_moe", "qwen3_moe_sparse", "peft_llama3",
-                      "peft_ranks", "peft_phi3", "peft_neox", "peft_gpt2"));
+INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
+                         ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
+                                           "gpt_neox", "gemma2", "gemma3", "llama_yarn",
+                                           "gpt_neox_sequential", "qwen2_windows", "qwen3_windows",
+                                           "gptj", "llama_dynamic", "bert", "roberta",
+                                           "bert_classes", "roberta_classes", "bert_tokens",
+                                           "roberta_tokens", "llama_reward", "gpt_neox_reward",
+                                           "mixtral", "qwen3_moe", "qwen3_moe_sparse", "glm4_moe",
+                                           "glm4_moe_plain", "peft_llama3", "peft_ranks",
+                                           "peft_phi3", "peft_neox", "peft_gpt2"));
 
 }  // namespace
 }  // namespace tessera::test
