@@ -71,6 +71,12 @@ bool only_of_experts(std::string_view key) {
   return key.starts_with("moe.") && key != "moe.experts";
 }
 
+/// Whether a key says nothing of a model: of experts or groups of them that there are not.
+bool is_idle(const HfArchitecture& a, std::string_view key) {
+  return (a.moe_experts == 0 && only_of_experts(key)) ||
+         (a.moe_groups == 1 && key == "moe.group_score");
+}
+
 /// The longest sequences that dynamic frequencies are meant for.
 std::int64_t dynamic_context(const HfArchitecture& a) {
   return static_cast<std::int64_t>(a.rope_factor * static_cast<double>(a.rope_original_context));
@@ -99,7 +105,8 @@ class ConfigReader {
     for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
     for (const HfOptionalRow& row : family->optional) read_optional(row);
     for (const HfChoice& choice : family->choices) read_choice(choice);
-    for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
+    for (const HfImpliedRow& row : family->implied)
+      if (!is_idle(config_.architecture, row.key)) set(row.key, row.value, type.place());
     if (fresh) {
       take_fresh_head(*family, type.place());
     } else {
@@ -110,6 +117,11 @@ class ConfigReader {
     if (family->rotary != nullptr) read_rotary(*family->rotary);
     if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
     if (!family->dense_layers.empty()) read_dense_layers(family->dense_layers);
+    for (const std::string_view setting : family->further_layers) {
+      known_.insert(setting);
+      if (const auto value = root_.find(setting))
+        config_.further_layers = value->integer(0, kMostLayers);
+    }
     refuse_windows_of_others(*family);
     refuse_unknown(*family);
     fill_defaults(*family, type.place());
@@ -630,11 +642,6 @@ class ConfigReader {
     derive("head_dim", a.hidden / a.heads);
     derive("kv_heads", a.heads);
     derive("ffn_hidden", 4 * a.hidden);
-    if (a.moe_groups == 1 && a.moe_group_score != HfArchitecture{}.moe_group_score) {
-      const std::string_view idle = "moe.group_score";
-      std::erase_if(config_.keys, [&](const HfKey& k) { return k.key == idle; });
-      set(idle, HfArchitecture{}.moe_group_score, root_.place());
-    }
     if (a.heads % a.kv_heads != 0) {
       root_.fail(fmt::format("{} kv heads do not divide {} heads", a.kv_heads, a.heads));
     }
@@ -775,13 +782,14 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
   if (!row.times.empty()) {
     const auto all = value.get<std::int64_t>(), times = times_of(row, a);
     if (all == 0 || all % times != 0)
-      cannot_export(a, row.key, value, fmt::format("a multiple of {}", deck_key(row.times)));
+      cannot_export(a, row.key, value, fmt::format("1 or more times {}", deck_key(row.times)));
     value = all / times;
   }
   write_setting(config, a, row.key, row.setting, value);
 }
 
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
+/// What is of training alone may be anything.
 json implied_values(const HfFamily& family) {
   std::set<std::string_view> written{"family",
                                      "head_dim",
@@ -839,7 +847,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
   const HfFamily* family = &family_of(a);
   const json implied = implied_values(*family);
   for (const auto& [key, needed] : implied.items()) {
-    if (key == "moe.group_score" && a.moe_groups == 1) continue;  // of no effect
+    if (is_idle(a, key)) continue;
     if (const json value = value_of(a, key); value != needed) cannot_export(a, key, value, needed);
   }
   const auto has = [&](std::string_view key) {

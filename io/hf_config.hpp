@@ -184,6 +184,8 @@ struct HfConfig {
   std::vector<HfKey> keys;
   std::vector<std::string> classes;  // their names, where the model has classes and says them
   HeadWeights head = HeadWeights::directory;
+  std::int64_t further_layers =
+      0;  // behind the last, which predict further tokens and are not read
 };
 
 /// What transformers calls a class that has no name.

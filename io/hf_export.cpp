@@ -1,5 +1,6 @@
 // Writing a Hugging Face directory.
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -19,6 +20,10 @@ constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;  // elements ask
 struct Stored {
   SafetensorsWriter::Tensor tensor;
   std::span<const HfTensor> parts;
+
+  std::int64_t bytes(DType file_type) const {
+    return tensor.elements() * size_of(tensor.type.value_or(file_type));
+  }
 };
 
 std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters) {
@@ -27,7 +32,8 @@ std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters) {
     const HfTensor& first = parameters[i];
     std::size_t end = i + 1;
     while (end < parameters.size() && parameters[end].tensor == first.tensor) ++end;
-    all.push_back({{first.tensor, first.stored_shape()}, parameters.subspan(i, end - i)});
+    all.push_back(
+        {{first.tensor, first.stored_shape(), first.type}, parameters.subspan(i, end - i)});
     if (!first.added.empty()) all.push_back({{first.added, {first.added_rows, first.cols()}}, {}});
     i = end;
   }
@@ -41,7 +47,7 @@ std::vector<std::span<const Stored>> shards_of(std::span<const Stored> tensors, 
   std::size_t first = 0;
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::int64_t size = tensors[i].tensor.elements() * size_of(type);
+    const std::int64_t size = tensors[i].bytes(type);
     if (i > first && bytes + size > shard_bytes) {
       shards.push_back(tensors.subspan(first, i - first));
       first = i;
@@ -97,8 +103,13 @@ void write_straight(SafetensorsWriter& file, const Stored& stored, const Paramet
   }
 }
 
-void write_shard(const fs::path& path, DType type, std::span<const Stored> shard,
+/// Tensors of wider types come first, so that all lie on multiples of their elements.
+void write_shard(const fs::path& path, DType type, std::span<const Stored> tensors_of_shard,
                  const ParameterSource& source) {
+  std::vector<Stored> shard(tensors_of_shard.begin(), tensors_of_shard.end());
+  std::ranges::stable_sort(shard, std::greater(), [&](const Stored& stored) {
+    return size_of(stored.tensor.type.value_or(type));
+  });
   std::vector<SafetensorsWriter::Tensor> tensors;
   for (const Stored& stored : shard) tensors.push_back(stored.tensor);
   SafetensorsWriter file(path, type, tensors);
@@ -166,7 +177,7 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
     write_shard(partial / name, options.type, shards[i], source);
     for (const Stored& stored : shards[i]) {
       weight_map[stored.tensor.name] = name;
-      total_bytes += stored.tensor.elements() * size_of(options.type);
+      total_bytes += stored.bytes(options.type);
     }
   }
   if (shards.size() > 1) {

@@ -180,7 +180,8 @@ class HfModel::Matching {
 
   bool of_other_head(std::string_view name) const {
     if (known_.contains(name)) return false;
-    return left_.contains(name) || hf_other_head(model_.architecture(), name) ||
+    return left_.contains(name) ||
+           hf_other_head(model_.architecture(), name, model_.config_.further_layers) ||
            (headed_ && !has_prefix(name));
   }
 
@@ -264,9 +265,12 @@ void HfModel::match(const fs::path& directory, const std::optional<HfFreshHead>&
 
 std::string HfModel::left_out(std::string_view directory) const {
   if (other_heads_.empty()) return "";
-  return printable(
-      fmt::format("note: of {}, {} are left out: what is read of a {} has no use for them",
-                  directory, fmt::join(other_heads_, ", "), architecture().family));
+  const std::size_t shown = std::min(other_heads_.size(), kShownProblems);
+  const std::string more =
+      other_heads_.size() > shown ? fmt::format(" and {} more", other_heads_.size() - shown) : "";
+  return printable(fmt::format(
+      "note: of {}, {}{} are left out: what is read of a {} has no use for them", directory,
+      fmt::join(std::span(other_heads_).first(shown), ", "), more, architecture().family));
 }
 
 DType HfModel::stored_dtype() const { return *source_of(kEmbedding).entry->type; }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <initializer_list>
 #include <map>
 
@@ -66,6 +65,7 @@ struct Row {
   std::string_view added = "";  // the tensor whose first row is added to each, of so many rows
   std::int64_t added_rows = 0;
   bool (*of)(const A&) = nullptr;  // the models of the family that have it; null: all
+  std::optional<DType> type = {};  // which the tensor has in any file
 };
 using Rows = std::vector<Row>;
 
@@ -81,7 +81,6 @@ struct Names {
   Rows head = {};                              // what else the head has
   Rows copies = {};                            // other names of parameters
   std::vector<std::string_view> others = {};   // with what names of other heads' tensors begin
-  bool more_layers = false;                    // so do those of layers behind the last
 };
 
 Rows joined(std::initializer_list<Rows> parts) {
@@ -288,15 +287,17 @@ const Rows kQwenExperts = experts_rows({.router = "layers.{}.mlp.gate.weight",
                                         .up = "layers.{}.mlp.experts.{}.up_proj.weight",
                                         .down = "layers.{}.mlp.experts.{}.down_proj.weight"});
 
-const Rows kQwenShared = {
+const Rows kSharedExpert = {
     {"mlp.shared.gate.weight", "layers.{}.mlp.shared_experts.gate_proj.weight", shared, hidden},
     {"mlp.shared.up.weight", "layers.{}.mlp.shared_experts.up_proj.weight", shared, hidden},
     {"mlp.shared.down.weight", "layers.{}.mlp.shared_experts.down_proj.weight", hidden, shared}};
-const Rows kRouterBias = {
-    {"mlp.router.bias", "layers.{}.mlp.gate.e_score_correction_bias", experts}};
+const Rows kRouterBias = {{.parameter = "mlp.router.bias",
+                           .tensor = "layers.{}.mlp.gate.e_score_correction_bias",
+                           .rows = experts,
+                           .type = DType::f32}};
 
 /// Those rows, of some models of the family.
-Rows only(bool (*of)(const A&), Rows rows) {
+Rows of_some(bool (*of)(const A&), Rows rows) {
   for (Row& row : rows) row.of = of;
   return rows;
 }
@@ -338,12 +339,10 @@ Names with_experts(const Rows& rest, const Rows& feed_forward, const Rows& exper
 /// Every part of GLM's attention but its products is a choice.
 Names glm_names() {
   const Rows rest = joined(
-      {kNormsBefore, kQkv, only([](const A& a) { return a.qkv_bias; }, kQkvBiases),
-       only([](const A& a) { return a.qk_norm != "none"; }, qk_norms(head, head, same)), kOut});
-  Names names = with_experts(rest, joined({kGateUp, kDown}),
-                             joined({kQwenExperts, kRouterBias, kQwenShared}));
-  names.more_layers = true;
-  return names;
+      {kNormsBefore, kQkv, of_some([](const A& a) { return a.qkv_bias; }, kQkvBiases),
+       of_some([](const A& a) { return a.qk_norm != "none"; }, qk_norms(head, head, same)), kOut});
+  return with_experts(rest, joined({kGateUp, kDown}),
+                      joined({kQwenExperts, kRouterBias, kSharedExpert}));
 }
 
 using NamesByHead = std::map<std::pair<std::string_view, std::string_view>, Names>;  // family, task
@@ -415,7 +414,8 @@ HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::strin
           .less_one = row.layout == less_one,
           .zeros = row.zeros,
           .added = std::string(row.added),
-          .added_rows = row.added_rows};
+          .added_rows = row.added_rows,
+          .type = row.type};
 }
 
 /// Whether the row stands for a tensor of each expert.
@@ -447,10 +447,11 @@ std::vector<std::int64_t> HfTensor::stored_shape() const {
   return stored;
 }
 
-float HfTensor::as_stored(float value, DType type) const {
+float HfTensor::as_stored(float value, DType file_type) const {
+  const DType stored = type.value_or(file_type);
   if (less_one) value -= 1.0F;
-  if (type == DType::bf16) value = static_cast<float>(bf16(value));
-  if (type == DType::f16) value = static_cast<float>(f16(value));
+  if (stored == DType::bf16) value = static_cast<float>(bf16(value));
+  if (stored == DType::f16) value = static_cast<float>(f16(value));
   return less_one ? 1.0F + value : value;
 }
 
@@ -507,16 +508,13 @@ bool hf_ignored(std::string_view tensor) {
          tensor.ends_with("embeddings.token_type_ids");
 }
 
-bool hf_other_head(const A& a, std::string_view tensor) {
+bool hf_other_head(const A& a, std::string_view tensor, std::int64_t further_layers) {
   const Names& names = names_of(a);
   const auto begins = [&](std::string_view name) { return tensor.starts_with(name); };
   if (std::ranges::any_of(names.others, begins)) return true;
-  const std::string layers = fmt::format("{}layers.", names.prefix);
-  if (!names.more_layers || !begins(layers)) return false;
-  std::int64_t layer = -1;
-  const std::string_view number = tensor.substr(layers.size());
-  const auto end = std::from_chars(number.data(), number.data() + number.size(), layer);
-  return end.ec == std::errc() && layer >= a.layers;
+  for (std::int64_t i = a.layers; i < a.layers + further_layers; ++i)
+    if (begins(fmt::format("{}layers.{}.", names.prefix, i))) return true;
+  return false;
 }
 
 std::string hf_current_name(std::string_view tensor) {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "io/hf_config.hpp"
 
 namespace tessera::io {
@@ -32,6 +34,7 @@ struct HfTensor {
   /// zeros.
   std::string added;
   std::int64_t added_rows = 0;  // as written; files may have another number of them
+  std::optional<DType> type;    // of the tensor, whatever the file's is
 
   std::int64_t elements() const;
   std::int64_t rows() const { return shape[0]; }
@@ -41,8 +44,8 @@ struct HfTensor {
   }
   /// The shape of the whole tensor in the file.
   std::vector<std::int64_t> stored_shape() const;
-  /// An element on the way back from a file of `type`.
-  float as_stored(float value, DType type) const;
+  /// An element on the way back from a file of `file_type`.
+  float as_stored(float value, DType file_type) const;
 };
 
 /// Every parameter, in the order of the model; parts of one tensor are adjacent. The rotate-half
@@ -60,8 +63,9 @@ std::vector<HfTensor> hf_copies(const HfArchitecture& architecture);
 /// Tensors that files may hold and that are no parameters: masks and tables that are computed.
 bool hf_ignored(std::string_view tensor);
 
-/// Whether a tensor is of a head that the model does without, or of a layer behind its last.
-bool hf_other_head(const HfArchitecture& architecture, std::string_view tensor);
+/// Whether a tensor is of a head that the model does without, or of so many layers behind its last.
+bool hf_other_head(const HfArchitecture& architecture, std::string_view tensor,
+                   std::int64_t further_layers);
 
 /// The name that transformers now gives a tensor of this name.
 std::string hf_current_name(std::string_view tensor);

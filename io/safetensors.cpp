@@ -176,14 +176,16 @@ std::int64_t SafetensorsWriter::Tensor::elements() const {
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, DType type,
                                      std::span<const Tensor> tensors)
-    : type_(type), file_(std::move(path)) {
+    : file_(std::move(path)) {
   nlohmann::ordered_json header;
   header[std::string(kMetadata)] = {{"format", "pt"}};  // transformers refuses a file without it
   std::int64_t offset = 0;
   for (const Tensor& tensor : tensors) {
-    const std::int64_t end = offset + tensor.elements() * size_of(type);
+    tensors_.push_back({tensor.type.value_or(type), tensor.elements()});
+    const DType own = tensors_.back().type;
+    const std::int64_t end = offset + tensor.elements() * size_of(own);
     header[tensor.name] = {
-        {"dtype", stored_name(type)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        {"dtype", stored_name(own)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump();
@@ -195,11 +197,19 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, DType type,
 }
 
 void SafetensorsWriter::append(std::span<const float> values) {
-  switch (type_) {
-    case DType::f32: file_.append(std::as_bytes(values)); break;
-    case DType::bf16: append_as<bf16>(file_, values); break;
-    case DType::f16: append_as<f16>(file_, values); break;
-    default: check_failed("f32, bf16 or f16", std::string(to_string(type_)));
+  while (!values.empty()) {
+    TESSERA_CHECK(!tensors_.empty(), "{} elements behind the last tensor", values.size());
+    auto& [type, left] = tensors_.front();
+    const auto now = values.first(std::min(values.size(), static_cast<std::size_t>(left)));
+    switch (type) {
+      case DType::f32: file_.append(std::as_bytes(now)); break;
+      case DType::bf16: append_as<bf16>(file_, now); break;
+      case DType::f16: append_as<f16>(file_, now); break;
+      default: check_failed("f32, bf16 or f16", std::string(to_string(type)));
+    }
+    values = values.subspan(now.size());
+    left -= std::ssize(now);
+    if (left == 0) tensors_.pop_front();
   }
 }
 

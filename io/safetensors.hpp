@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -47,17 +48,22 @@ class SafetensorsWriter {
   struct Tensor {
     std::string name;
     std::vector<std::int64_t> shape;
+    std::optional<DType> type = {};  // f32, bf16 or f16; nothing: the file's
     std::int64_t elements() const;
   };
 
-  /// All tensors, f32, bf16 or f16, in the order in which they will be written.
+  /// All tensors in the order in which they will be written.
   SafetensorsWriter(std::filesystem::path path, DType type, std::span<const Tensor> tensors);
   /// The next elements, rounded to nearest even.
   void append(std::span<const float> values);
   void publish();
 
  private:
-  DType type_;
+  struct Unwritten {
+    DType type;
+    std::int64_t elements;
+  };
+  std::deque<Unwritten> tensors_;
   AtomicFile file_;
   std::int64_t expected_bytes_ = 0;
 };

@@ -60,7 +60,7 @@ namespace tessera::kernels {
   F(RouteBackward) \
   F(ExpertLoad) \
   F(CountChoices) \
-  F(ExcessChoices) \
+  F(BalanceExperts) \
   F(Dispatch) \
   F(SpreadRows) \
   F(CombineRows) \

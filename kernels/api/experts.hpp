@@ -8,6 +8,7 @@
 #include "core/choices.hpp"
 #include "core/math.hpp"
 #include "kernels/api/linear.hpp"
+#include "kernels/api/optimizer.hpp"
 
 namespace tessera::kernels {
 
@@ -117,20 +118,21 @@ struct CountChoices {
   }
 };
 
-/// excess[e] (+)= E times the number of choices that are expert e, less all N K: 0 of an expert
-/// that is chosen as often as experts are on average. It is the gradient of the bias of scores that
-/// balances experts without a loss (Wang et al. 2024, algorithm 1), whose step is by its sign. Sums
-/// of these are exact as long as they are below 2^24 in f32.
-struct ExcessChoices {
-  static constexpr const char* kName = "excess_choices";
-  View experts;  // (N, K) i32
-  View excess;   // (E) accumulation type
-  Write write = Write::overwrite;
+/// bias[e] += rate for an expert that was chosen less often than experts were on average, -= rate
+/// for one that was chosen more often, and stays for others (Wang et al. 2024, "Auxiliary-loss-free
+/// load balancing", algorithm 1). apply = 0: all stay.
+struct BalanceExperts {
+  static constexpr const char* kName = "balance_experts";
+  View choices;  // (E) i64: how many of a step's choices are each expert
+  View bias;     // (E) f32, of Route
+  View verdict;  // (VerdictField::count) f32
+  float rate = 0;
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.experts, Access::read), f(s.excess, access_of(s.write)), f(s.scratch, Access::write);
+    f(s.choices, Access::read), f(s.bias, Access::update), f(s.verdict, Access::read),
+        f(s.scratch, Access::write);
   }
 };
 
@@ -346,12 +348,13 @@ inline void check(const CountChoices& a) {
   TESSERA_CHECK(a.capacity >= 0, "a capacity of {}", a.capacity);
 }
 
-inline void check(const ExcessChoices& a) {
-  check_flat({a.experts}, DType::i32, a.experts.elements());
-  check_floats({a.excess});
-  check_flat({a.excess}, a.excess.type, a.excess.elements());
-  TESSERA_CHECK(a.excess.elements() >= 1 && a.excess.elements() <= kMostExperts, "{} experts",
-                a.excess.elements());
+inline void check(const BalanceExperts& a) {
+  const std::int64_t experts = a.bias.elements();
+  check_flat({a.bias}, DType::f32, experts);
+  check_flat({a.choices}, DType::i64, experts);
+  check_flat({a.verdict}, DType::f32, kVerdictFields);
+  TESSERA_CHECK(experts >= 1 && experts <= kMostExperts && a.rate >= 0, "{} experts, a rate of {}",
+                experts, a.rate);
 }
 
 inline void check(const ExpertLoad& a) {

@@ -153,8 +153,7 @@ struct UpdateSettings {
   float beta1 = 0.9F, beta2 = 0.95F, eps = 1e-8F, decay = 0;
   Decay decay_kind = Decay::decoupled;
   float trust_min = 0.01F, trust_max = 10;
-  float lr_factor = 1;  // of the step's lr,
-  bool of_lr = true;    // or else the learning rate itself
+  float lr_factor = 1;  // of the step's lr
   float average_decay = 0;
   bool nesterov = false;  // of sgd and muon_moment
 };

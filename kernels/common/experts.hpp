@@ -95,9 +95,11 @@ TESSERA_INLINE std::int64_t beyond_capacity(std::int64_t choices, std::int64_t c
   return capacity > 0 && choices > capacity ? choices - capacity : 0;
 }
 
-/// See ExcessChoices in api/experts.hpp. A difference of integers, rounded once.
-TESSERA_INLINE float excess_of(std::int64_t choices, std::int64_t experts, std::int64_t all) {
-  return static_cast<float>(choices * experts - all);
+/// See BalanceExperts in api/experts.hpp; of `all` choices of `experts` so many are this one.
+TESSERA_INLINE float balanced(float bias, std::int64_t choices, std::int64_t experts,
+                              std::int64_t all, float rate) {
+  const std::int64_t more = choices * experts - all;
+  return more > 0 ? bias - rate : more < 0 ? bias + rate : bias;
 }
 
 /// The terms times `scale`, which is read only where there are any.

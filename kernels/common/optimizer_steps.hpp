@@ -13,7 +13,7 @@ namespace tessera::kernels {
 
 /// The learning rate of an update's elements.
 TESSERA_INLINE float rate_of(const UpdateSettings& a, const float* scalars) {
-  return a.of_lr ? scalars[static_cast<int>(StepScalar::lr)] * a.lr_factor : a.lr_factor;
+  return scalars[static_cast<int>(StepScalar::lr)] * a.lr_factor;
 }
 
 struct AdamStep {

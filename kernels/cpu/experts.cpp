@@ -1,9 +1,9 @@
 // Mixtures of experts on the CPU: checks arguments, divides rows over the team. Products of an
 // expert's rows are made of pieces whose rows are powers of two, so that the library compiles few.
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/common/experts.hpp"
-#include "kernels/common/types.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
@@ -54,20 +54,15 @@ void run(const CountChoices& a, const Context&) {
   if (a.dropped) *a.dropped.as<std::int64_t>() += dropped;
 }
 
-void run(const ExcessChoices& a, const Context&) {
+void run(const BalanceExperts& a, const Context&) {
   check(a);
-  const std::int64_t experts = a.excess.elements(), all = a.experts.elements();
-  check_experts_of(a.experts, experts);
-  const auto* expert = a.experts.as<std::int32_t>();
-  std::int64_t counts[kMostExperts] = {};
-  for (std::int64_t i = 0; i < all; ++i) ++counts[expert[i]];
-  with_type(a.excess.type, [&]<typename T>() {
-    T* excess = a.excess.as<T>();
-    for (std::int64_t e = 0; e < experts; ++e) {
-      const float before = a.write == Write::add ? static_cast<float>(excess[e]) : 0.0F;
-      excess[e] = static_cast<T>(before + excess_of(counts[e], experts, all));
-    }
-  });
+  if (a.verdict.as<float>()[static_cast<int>(VerdictField::apply)] == 0.0F) return;
+  const std::int64_t experts = a.bias.elements();
+  const auto* choices = a.choices.as<std::int64_t>();
+  const std::int64_t all = std::accumulate(choices, choices + experts, std::int64_t{0});
+  auto* bias = a.bias.as<float>();
+  for (std::int64_t e = 0; e < experts; ++e)
+    bias[e] = balanced(bias[e], choices[e], experts, all, a.rate);
 }
 
 void run(const Dispatch& a, const Context&) {

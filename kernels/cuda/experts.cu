@@ -107,24 +107,11 @@ void run(const CountChoices& a, const Context& context) {
          count_choices_kernel, a.experts.as<std::int32_t>(), choices, to);
 }
 
-void run(const ExcessChoices& a, const Context& context) {
+void run(const BalanceExperts& a, const Context& context) {
   check(a);
-  const std::int64_t choices = a.experts.elements(), experts = a.excess.elements();
-  TESSERA_CHECK(choices <= kMostCopies, "{} choices", choices);
-  auto* counts = reinterpret_cast<std::int64_t*>(a.scratch.data);
-  fill_words(a.kName, reinterpret_cast<std::int32_t*>(counts), Fill::zero, 2 * experts, context);
-  launch(on(context, a.kName, ceil_div(choices, kCountedByBlock), kCountThreads),
-         count_choices_kernel, a.experts.as<std::int32_t>(), choices,
-         ChoiceCounts{.counts = counts,
-                      .dropped = nullptr,
-                      .here = nullptr,
-                      .capacity = 0,
-                      .experts = static_cast<int>(experts)});
-  with_type(a.excess.type, [&]<typename T>() {
-    launch(on(context, a.kName, ceil_div(experts, kCountThreads), kCountThreads),
-           excess_choices_kernel<T>, counts, experts, choices, a.excess.as<T>(),
-           a.write == Write::add);
-  });
+  launch(on(context, a.kName, 1, kCountThreads), balance_experts_kernel,
+         a.choices.as<std::int64_t>(), static_cast<int>(a.bias.elements()), a.bias.as<float>(),
+         a.verdict.as<float>(), a.rate);
 }
 
 void run(const Dispatch& a, const Context& context) {

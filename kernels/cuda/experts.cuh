@@ -225,15 +225,15 @@ inline __global__ void __launch_bounds__(kCountThreads)
   }
 }
 
-/// A thread for each of so many experts, of whose choices there are `all`.
-template <typename T>
-__global__ void __launch_bounds__(kCountThreads)
-    excess_choices_kernel(const std::int64_t* counts, std::int64_t experts, std::int64_t all,
-                          T* excess, bool add) {
-  const std::int64_t e = std::int64_t{blockIdx.x} * kCountThreads + threadIdx.x;
-  if (e >= experts) return;
-  const float before = add ? load_one(excess + e) : 0.0F;
-  store_one(excess + e, before + excess_of(counts[e], experts, all));
+/// One block, whose threads have experts in turns; each of them adds up all choices, which are few.
+inline __global__ void __launch_bounds__(kCountThreads)
+    balance_experts_kernel(const std::int64_t* choices, int experts, float* bias,
+                           const float* verdict, float rate) {
+  if (verdict[static_cast<int>(VerdictField::apply)] == 0.0F) return;
+  std::int64_t all = 0;
+  for (int e = 0; e < experts; ++e) all += choices[e];
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kCountThreads)
+    bias[e] = balanced(bias[e], choices[e], experts, all, rate);
 }
 
 /// Where each expert's copies begin and end among those that are sorted; 0 of those without any.

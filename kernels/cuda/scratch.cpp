@@ -119,10 +119,6 @@ std::int64_t scratch_bytes(const CountChoices& a) {
   return a.dropped ? a.counts.elements() * size_of(DType::i32) : 0;
 }
 
-std::int64_t scratch_bytes(const ExcessChoices& a) {
-  return a.excess.elements() * size_of(DType::i64);
-}
-
 std::int64_t scratch_bytes(const Dispatch& a) {
   return PlaceSort(a.experts.elements(), a.own()).bytes() + 2 * a.own() * size_of(DType::i32);
 }

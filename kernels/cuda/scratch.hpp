@@ -30,7 +30,6 @@ std::int64_t scratch_bytes(const Attention&);
 std::int64_t scratch_bytes(const AttentionBackward&);
 std::int64_t scratch_bytes(const Rope&);
 std::int64_t scratch_bytes(const CountChoices&);
-std::int64_t scratch_bytes(const ExcessChoices&);
 std::int64_t scratch_bytes(const Dispatch&);
 std::int64_t scratch_bytes(const SumQuantized&);
 std::int64_t scratch_bytes(const RequantizeSum&);

@@ -337,8 +337,6 @@ class Bench {
                       .routing = routing},
         text(logits));
     row(CountChoices{.experts = chosen, .counts = memory.zeros(DType::i64, {count})}, text(chosen));
-    row(ExcessChoices{.experts = chosen, .excess = memory.zeros(DType::f32, {count})},
-        text(chosen));
     row(Dispatch{.experts = chosen, .place = place, .source = source, .begins = begins},
         text(chosen));
     const View x = memory.floats(type_, {tokens, columns}),

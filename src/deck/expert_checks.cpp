@@ -139,15 +139,11 @@ class ExpertsChecker : DeckChecker {
 
   void balance() {
     needs("moe.bias_update", moe_.bias_update > 0, moe_.bias, "moe.bias");
-    if (usable({"moe.bias_update"}) && moe_.bias_update > 0)
-      without_padding("moe.bias_update", "padding would count as tokens");
-    const OptimizerName optimizer = deck_.optimizer.name;
-    not_with(
-        "moe.bias = true", "optimizer.name",
-        usable({"moe.bias"}) && moe_.bias &&
-            (optimizer == OptimizerName::onebit_adam || optimizer == OptimizerName::onebit_lamb),
-        "biases move by how often experts were chosen, which signs of momentum do not say",
-        "use another");
+    if (!usable({"moe.bias_update"}) || moe_.bias_update == 0) return;
+    without_padding("moe.bias_update", "padding would count as tokens");
+    not_with(fmt::format("adapter.kind = \"{}\"", enum_word(deck_.model.adapter.kind)),
+             "moe.bias_update", deck_.model.adapter.kind != AdapterKind::none,
+             "what they are beside is frozen", "leave it out");
   }
 
   /// Refuses a key where samples may be padded, and says why.

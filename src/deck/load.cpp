@@ -145,7 +145,9 @@ class Resolver {
     DataSection& data = loaded_.deck.data;
     const bool padded = batch.token_budget || one_document_each(loaded_.deck.task.kind);
     if (open("data.documents") && padded) data.documents = Documents::separate;
-    if (open("moe.bias_update") && model.moe.bias && !padded) model.moe.bias_update = 0.001;
+    const bool new_bias =
+        model.moe.bias && !model.init_from && model.adapter.kind == AdapterKind::none && !padded;
+    if (open("moe.bias_update") && new_bias) model.moe.bias_update = 0.001;
     derive_task();
     // Where frequencies follow the length of a sequence, that of a document's sample is its own.
     const bool own_length =
@@ -175,10 +177,11 @@ class Resolver {
     TaskSection& task = loaded_.deck.task;
     if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
     if (open("task.beta") && has_reference(task.kind)) task.beta = 0.1;
-    // What a model directory says of it is of targets, which pairs do not have.
+    // What a model directory says of it is of targets, which pairs do not have; biases balance
+    // without it.
     MoeSection& moe = loaded_.deck.model.moe;
-    const bool otherwise = has_pairs(task.kind) || moe.bias;
-    if (otherwise && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss")) moe.aux_loss = 0;
+    const bool without = has_pairs(task.kind) || moe.bias;
+    if (without && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss")) moe.aux_loss = 0;
     if (draws_answers(task.kind)) derive_answers();
     if (!has_own_head(task.kind)) return;
     const bool classes = has_classes(task.kind);

@@ -57,6 +57,8 @@ struct FamilyRow {
   bool attention_bias = true, head_bias = false;
   std::int64_t global_every = 0;
   double attention_soft_cap = 0, logit_soft_cap = 0;
+  RouterScores scores = RouterScores::softmax;
+  bool router_bias = false;
 };
 
 /// RoBERTa has BERT's blocks.
@@ -88,7 +90,11 @@ constexpr FamilyRow kFamilies[] = {
     {.family = Family::qwen2, .qkv_bias = true, .rope_theta = 1e6},
     {.family = Family::qwen3, .qk_norm = QkNorm::head, .rope_theta = 1e6},
     {.family = Family::qwen3_moe, .qk_norm = QkNorm::head, .rope_theta = 1e6},
-    {.family = Family::glm4_moe, .rope_theta = 1e6, .rotary_share = 0.5},
+    {.family = Family::glm4_moe,
+     .rope_theta = 1e6,
+     .rotary_share = 0.5,
+     .scores = RouterScores::sigmoid,
+     .router_bias = true},
     {.family = Family::phi3},
     {.family = Family::olmo2,
      .norm_placed = NormPlacement::after,
@@ -241,6 +247,8 @@ std::vector<ImpliedKey> family_keys(Family family) {
             implied("model.qkv_bias", row.qkv_bias),
             implied("model.tied_embeddings", row.tied),
             implied("model.qk_norm", row.qk_norm),
+            implied("moe.scores", row.scores),
+            implied("moe.bias", row.router_bias),
             implied("model.block", row.block),
             implied("model.scaled_embeddings", row.scaled_embeddings),
             implied("model.embedding_norm", row.embedding_norm),

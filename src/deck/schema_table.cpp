@@ -382,7 +382,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = between(0, 1 << 12), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::scores>(
         "moe.scores", "what a token's scores of experts are of the router's logits",
-        {.on_resume = architecture}),
+        {.unset = "glm4_moe: sigmoid, others: softmax", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::normalize>(
         "moe.normalize", "the scores of a token's experts are divided by their sum",
         {.unset = "true where top_k is above 1", .on_resume = architecture}),
@@ -431,16 +431,16 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::moe, &MoeSection::bias>(
         "moe.bias",
         "a token's experts are those of the largest scores after a bias of each expert is added, "
-        "which weighs nothing (Wang et al. 2024, loss-free balancing; DeepSeek-V3). moe.aux_loss "
-        "is "
-        "0.0 with it, unless it is given",
-        {.on_resume = architecture}),
+        "which does not enter their weights (Wang et al. 2024, loss-free balancing; DeepSeek-V3). "
+        "moe.aux_loss is 0.0 with it, unless it is given",
+        {.unset = "glm4_moe: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::bias_update>(
         "moe.bias_update",
         "by how much each step moves these biases: up for experts that were chosen less often "
-        "than experts are on average, down for others, by no learning rate; 0: they stay",
+        "than experts were on average, down for others, by no learning rate; 0: they stay",
         {.limits = as_f32(at_least(0)),
-         .unset = "0.001 with moe.bias, but 0.0 where each sample is one document, padded",
+         .unset = "0.001 with moe.bias; 0.0 where they come from model.init_from, beside adapters "
+                  "and where samples are padded",
          .on_resume = event}),
     row<&Deck::model, &ModelSection::adapter, &AdapterSection::kind>(
         "adapter.kind",

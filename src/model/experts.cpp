@@ -93,13 +93,8 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
                  .counts = {},
                  .capacity = capacity_of(u, e, n)};
   u.run(Linear{.x = h, .weight = router_w, .y = r.logits});
-  View bias = router_b;
-  if (bias && bias.type != DType::f32) {
-    bias = u.tensor(Keep::transient, DType::f32, {e.count});
-    u.run(Convert{.x = router_b, .out = bias});
-  }
   u.run(Route{.logits = r.logits,
-              .bias = bias,
+              .bias = router_b,
               .experts = r.experts,
               .weights = r.weights,
               .stats = r.stats,
@@ -282,11 +277,9 @@ void ExpertsBackward::weights(std::size_t i, const ExpertsChunk& gradients, Writ
   });
 }
 
-void ExpertsBackward::router_weights(const View& of_weight, const View& of_bias,
-                                     Write write) const {
-  u_.run(LinearBackwardWeight{
-      .d_y = d_logits_, .x = routed_.h, .d_weight = of_weight, .write = write});
-  if (of_bias) u_.run(ExcessChoices{.experts = routed_.experts, .excess = of_bias, .write = write});
+void ExpertsBackward::router_weights(const View& gradient, Write write) const {
+  u_.run(
+      LinearBackwardWeight{.d_y = d_logits_, .x = routed_.h, .d_weight = gradient, .write = write});
 }
 
 }  // namespace tessera::model

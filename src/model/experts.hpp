@@ -41,7 +41,7 @@ struct ExpertsSaved {
   View out;                     // (R, C), of this rank's tokens
 };
 
-/// `h`: at all positions; `router_b` may be absent. Every tensor rank routes alike.
+/// `h`: at all positions; `router_b` (f32) may be absent. Every tensor rank routes alike.
 RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& router_w,
                           const View& router_b, const View& h);
 
@@ -69,7 +69,7 @@ class ExpertsBackward {
   void router_input(const View& router_w, const View& d_x) const;
   /// Gradients of the parameters.
   void weights(std::size_t i, const ExpertsChunk& gradients, kernels::Write write) const;
-  void router_weights(const View& of_weight, const View& of_bias, kernels::Write write) const;
+  void router_weights(const View& gradient, kernels::Write write) const;
 
  private:
   /// Of a chunk, and of what has arrived: what forward has saved; the gradients of what experts

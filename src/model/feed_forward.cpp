@@ -110,7 +110,7 @@ void FeedForwardBackward::input(ChunkSum& sum) {
 
 void FeedForwardBackward::weights(const BlockWeights& g, Write write) const {
   u_.adapter_gradients(write);
-  if (experts_) experts_->router_weights(g.router_w, g.router_b, write);
+  if (experts_) experts_->router_weights(g.router_w, write);
   for (std::size_t i = 0; i < w_.chunks.size(); ++i) {
     const BlockChunk& chunk = g.chunks[i];
     if (experts_) experts_->weights(i, chunk.experts, write);

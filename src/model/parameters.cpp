@@ -124,10 +124,6 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, Ex
     p.push_back(vector(attention + "q_norm.weight", whole ? q : c.head_dim, Init::ones));
     p.push_back(vector(attention + "k_norm.weight", whole ? kv : c.head_dim, Init::ones));
   }
-  if (c.experts.bias && c.experts.in(layer)) {
-    p.push_back(vector(mlp + "router.bias", c.experts.count));
-    p.back().balances = true;
-  }
   const bool attention_bias = c.bias && c.attention_bias;
   if (attention_bias || c.qkv_bias) {
     p.push_back(cut(vector(attention + "q.bias", q), 0, query));
@@ -217,6 +213,20 @@ UnitDesc take_experts(UnitDesc& block) {
   return experts;
 }
 
+/// The bias by which a block's experts are chosen.
+UnitDesc balance(const ModelConfig& c, const UnitDesc& block) {
+  return {.name = block.name + ".balance",
+          .kind = UnitKind::block_part,
+          .params = {vector(block.name + ".mlp.router.bias", c.experts.count)},
+          .traits = {.trained = false,
+                     .stored = {},
+                     .type = DType::f32,
+                     .divided = false,
+                     .balances = true},
+          .layer = block.name,
+          .tile = {}};
+}
+
 /// Adds a block: what is in no tile and not quantised, then the tiles of each sub-layer, or all
 /// that is quantised.
 void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t chunks,
@@ -276,7 +286,8 @@ void freeze(std::vector<UnitDesc>& units, const ModelConfig& c) {
   for (UnitDesc& unit : units) {
     const bool named = std::ranges::any_of(
         c.frozen, [&](const std::string& pattern) { return matches_pattern(pattern, unit.layer); });
-    if (named || (c.adapter.rank > 0 && !unit.has_adapters())) unit.traits.trained = false;
+    if (named || (c.adapter.rank > 0 && !unit.has_adapters()))
+      unit.traits.trained = unit.traits.balances = false;
   }
 }
 
@@ -365,6 +376,7 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
     if (division.expert_ranks) experts = take_experts(own);
     add_block(units, own, chunks, division);
     if (!experts.params.empty()) units.push_back(std::move(experts));
+    if (c.experts.bias && c.experts.in(i)) units.push_back(balance(c, whole));
     if (c.adapter.rank > 0) add_adapters(units, c.adapter, whole);
   }
   if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);

@@ -45,7 +45,6 @@ struct ParamDesc {
   std::int64_t expert = 0, experts = 0;  // of which of a layer's experts it is; 0: of none
   bool undivided = false;                // chunks have whole experts: that axis is not cut
   std::int64_t head_rows = 0;            // rows that one attention head makes; 0: they are of none
-  bool balances = false;                 // its gradient is kernels::ExcessChoices
 
   /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
   /// differently.
@@ -93,6 +92,14 @@ struct UnitTraits {
   /// How a frozen unit's parameters are kept; nothing: in the run's compute type. Else they are
   /// turned into that before each use.
   std::optional<Storage> stored;
+  /// In which type the unit is used, and so kept; nothing: in the run's compute type.
+  std::optional<DType> type;
+  /// Whether ZeRO may divide the unit among the ranks that share it, and it may live elsewhere than
+  /// on the device; else each rank has all of it there.
+  bool divided = true;
+  /// Whether it is moved by how often each expert of its layer is chosen (kernels::BalanceExperts):
+  /// it has no gradient.
+  bool balances = false;
   /// Ranks of such a group use the same parameters for different samples: gradients are summed over
   /// them, and ZeRO divides the unit among them.
   MeshGroup shared_by = MeshGroup::data;
@@ -160,9 +167,11 @@ struct UnitDivision {
 /// says; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
 ///
-/// A block's parameters are one unit, or several where `division` says so. Its adapters are another
-/// one; where the model has adapters, all other units are frozen, and so are those of layers that
-/// the configuration freezes.
+/// A block's parameters are one unit, or several where `division` says so. The bias by which its
+/// experts are chosen is one in f32 that all ranks have, whatever else is rounded or divided:
+/// common offsets are many times as large as what tells biases apart. Its adapters are another one;
+/// where the model has adapters, all other units are frozen, and so are those of layers that the
+/// configuration freezes.
 std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1,
                                   const UnitDivision& division = {});
 

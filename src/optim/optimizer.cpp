@@ -28,7 +28,6 @@ kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
   // What an orthogonal matrix is multiplied with is not of decay.
   settings.decay = static_cast<float>(terms.weight_decay / terms.scale);
   settings.lr_factor = static_cast<float>(terms.lr_factor * terms.scale);
-  settings.of_lr = !terms.balance;
   kernels::OptimizerUpdate call{.rule = rule,
                                 .gradient = kernels::reads_gradient(pass) ? x.gradient : View(),
                                 .master = x.master,
@@ -66,7 +65,6 @@ const deck::ParameterGroup* Optimizer::group_of(const std::string& name) const {
 }
 
 UpdateTerms Optimizer::terms_of(const std::string& name, ParameterKind kind) const {
-  if (kind == ParameterKind::balance) return {.lr_factor = balance_rate, .balance = true};
   UpdateTerms terms{.weight_decay = kind == ParameterKind::vector ? 0 : weight_decay,
                     .orthogonal = matrices && kind == ParameterKind::hidden_matrix};
   const deck::ParameterGroup* group = group_of(name);
@@ -221,7 +219,6 @@ Optimizer with_ema(Optimizer optimizer, double decay) {
   };
   optimizer.first_pass = without(optimizer.first_pass);
   optimizer.update = averaging(optimizer.update);
-  optimizer.balance = averaging(optimizer.balance);
   if (auto& matrices = optimizer.matrices) {
     matrices->direct = without(matrices->direct);
     matrices->move = averaging(matrices->move);
@@ -231,16 +228,6 @@ Optimizer with_ema(Optimizer optimizer, double decay) {
 }
 
 namespace {
-
-/// Lion's step by the sign of the gradient alone, beside a moment that stays 0: the first state of
-/// any optimizer.
-Pass by_sign() {
-  return [step = pass(kernels::UpdateRule::lion, {.beta1 = 0, .beta2 = 1})](
-             UpdateViews x, const UpdateTerms& terms) {
-    x.state = x.state.first(1);
-    return step(x, terms);
-  };
-}
 
 /// Without what is the same for all optimizers.
 Optimizer rule_of(const deck::OptimizerSection& s) {
@@ -293,10 +280,8 @@ Optimizer rule_of(const deck::OptimizerSection& s) {
 
 }  // namespace
 
-Optimizer make_optimizer(const deck::OptimizerSection& section, double balance_rate) {
+Optimizer make_optimizer(const deck::OptimizerSection& section) {
   Optimizer optimizer = rule_of(section);
-  optimizer.balance = by_sign();
-  optimizer.balance_rate = balance_rate;
   optimizer.clip_norm = section.clip_norm;
   optimizer.weight_decay = section.weight_decay;
   optimizer.groups = section.groups;

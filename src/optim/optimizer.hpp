@@ -63,14 +63,13 @@ struct UpdateTerms {
   double lr_factor = 1;  // of the step's learning rate
   double weight_decay = 0;
   bool orthogonal = false;  // as matrices that are made orthogonal are
-  bool balance = false;     // by Optimizer::balance, whose rate lr_factor is
   double scale = 1;         // of what they become; decay is not multiplied with it
   bool operator==(const UpdateTerms&) const = default;
 };
 
-/// How parameters differ to an optimizer: vectors, matrices at the ends of the model, those of its
-/// blocks, and biases by which experts are chosen.
-enum class ParameterKind : std::uint8_t { vector, matrix, hidden_matrix, balance };
+/// How parameters differ to an optimizer: vectors, matrices at the ends of the model, and those of
+/// its blocks.
+enum class ParameterKind : std::uint8_t { vector, matrix, hidden_matrix };
 
 /// Whether a group of the deck has a parameter of this name: in `match`, * stands for
 /// anything and ? for one character.
@@ -137,11 +136,6 @@ struct Optimizer {
   Pass update;
   std::optional<OrthogonalUpdate> matrices;  // of hidden matrices, instead
   std::optional<CompressedMomentum> momentum;
-  /// What moves biases by which experts are chosen, whatever else is optimised and at whatever
-  /// learning rate: balance_rate against the sign of kernels::ExcessChoices (Wang et al. 2024,
-  /// algorithm 1).
-  Pass balance;
-  double balance_rate = 0;
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
   std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
@@ -227,8 +221,8 @@ Optimizer onebit_lamb(const OneBitLambRule& rule = {});
 /// 1992, in the form of Tarvainen and Valpola 2017).
 Optimizer with_ema(Optimizer optimizer, double decay);
 
-/// The optimizer that a deck asks for. `balance_rate`: of biases by which experts are chosen.
-Optimizer make_optimizer(const deck::OptimizerSection& section, double balance_rate = 0);
+/// The optimizer that a deck asks for.
+Optimizer make_optimizer(const deck::OptimizerSection& section);
 
 /// Bytes of state that an optimizer keeps for each element of the model, those of them that every
 /// data rank has for all elements, and those that a checkpoint has. What matrices that are made

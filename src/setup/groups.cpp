@@ -21,16 +21,13 @@ struct Parameter {
   optim::ParameterKind kind = optim::ParameterKind::vector;
 };
 
-/// The trained parameters by name, but for those that balance experts: what is tied, or cut in
-/// tiles, is there once.
+/// The trained parameters by name: what is tied, or cut in tiles, is there once.
 std::map<std::string, Parameter> parameters_of(const deck::Deck& deck) {
   std::map<std::string, Parameter> all;
   for (const model::UnitDesc& unit : model::model_units(model_config(deck.model, deck.task), 1)) {
     if (!unit.traits.trained) continue;
-    for (const model::ParamDesc& p : unit.params) {
-      const optim::ParameterKind kind = plan::kind_of(unit, p);
-      if (kind != optim::ParameterKind::balance) all.try_emplace(p.name, p, kind);
-    }
+    for (const model::ParamDesc& p : unit.params)
+      all.try_emplace(p.name, p, plan::kind_of(unit, p));
   }
   return all;
 }

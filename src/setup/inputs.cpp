@@ -259,7 +259,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.layout.node_of = nodes_of(deck, node_of);
   in.device = &on.device;
   in.layout.nccl = on.nccl;
-  in.optimizer = optim::make_optimizer(deck.optimizer, deck.model.moe.bias_update);
+  in.optimizer = optim::make_optimizer(deck.optimizer);
   in.numerics = numerics_inputs(deck, in.optimizer);
   const auto& blocks =
       in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;
@@ -292,6 +292,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
       deck.task.kind == deck::TaskKind::mlm ? deck.task.masked.value_or(1.0) : 1.0;
   in.router_terms = {.balance = static_cast<float>(counted * deck.model.moe.aux_loss),
                      .z = static_cast<float>(counted * deck.model.moe.z_loss)};
+  in.balance_rate = static_cast<float>(deck.model.moe.bias_update);
   in.recompute = deck.recompute.policy;
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;

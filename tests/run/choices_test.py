@@ -9,7 +9,7 @@ import unittest
 import h5py
 import numpy as np
 
-from tessera import RunTest, tiny_deck, write_tokens
+from tessera import RunTest, some_of, tiny_deck, write_tokens
 
 DECK, DATA, IO = 2, 3, 7
 MODEL = {"model__vocab": 256, "model__heads": 4, "model__hidden": 32, "model__layers": 4,
@@ -104,7 +104,7 @@ class Choices(RunTest):
                       for of in (truth, norms)]
         errors = [math.sqrt(p * (1 - p) / (len(questions) - 1)) for p in accuracies]
         first = None
-        for ranks, sets in LAYOUTS:
+        for ranks, sets in some_of(LAYOUTS):
             with self.subTest(ranks=ranks, **sets):
                 output, answers = self.evaluate(ranks, path, sets=sets)
                 for answer, scores, of_bytes, q in zip(answers, truth, norms, questions):

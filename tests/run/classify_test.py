@@ -7,7 +7,7 @@ import shutil
 import sys
 import unittest
 
-from tessera import SOURCE, RunTest, change
+from tessera import SOURCE, RunTest, change, some_of
 
 sys.path.insert(0, str(SOURCE / "tests" / "data"))
 import classes  # noqa: E402
@@ -58,7 +58,7 @@ class Oracle(ClassifyTest):
         samples = classes.samples(classes.kind_of(model))
         counts = [sum(len(samples[(step * classes.BATCH + i) % len(samples)][1])
                       for i in range(classes.BATCH)) for step in range(classes.STEPS)]
-        for number, (ranks, layout) in enumerate(layouts):
+        for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(ranks=ranks, **layout):
                 name = f"{model}_{number}"
                 self.train(ranks, self.deck_of(name, model, **layout,

@@ -7,7 +7,7 @@ import re
 import unittest
 
 import small_models
-from tessera import metrics, write_megatron
+from tessera import metrics, some_of, write_megatron
 
 import expert_models as models
 from small_decks import BATCH, LENGTH, MICRO
@@ -63,8 +63,8 @@ class Oracle(ExpertsTest):
         self.compare("deepseek", LAYOUTS)
 
     def test_biases_that_balance(self):
-        """Moved by each step's choices alone: they enter no norm, and weigh nothing."""
-        self.compare("balanced", (*LAYOUTS, *DIVIDED[:4]))
+        """Moved by each step's choices alone, which are exact on every layout."""
+        self.compare("balanced", (*LAYOUTS, *DIVIDED[:3]))
 
     def test_terms_of_the_router_are_seen(self):
         """With other weights the gradient is another from the first step on, and the loss is not."""
@@ -83,7 +83,7 @@ class Bits(ExpertsTest):
             fixed = {**ANY_LAYOUT, "moe__split": split}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
             choices = [s["experts"] for s in self.steps_of(f"{model}_one")]
-            for ranks, layout in (
+            for ranks, layout in some_of((
                     (2, {"parallel__tensor": 2, "parallel__sequence": False}),
                     (4, {"parallel__tensor": 2, "zero__stage": 3}),
                     (4, {"parallel__pipeline": 2, "zero__stage": 1,
@@ -95,7 +95,7 @@ class Bits(ExpertsTest):
                     (2, {"parallel__experts": 2, "offload__optimizer": "host",
                          "guard__check_replicas": 1}),
                     (4, {"parallel__experts": 2, "parallel__pipeline": 2, "zero__stage": 1,
-                         "recompute__policy": "selective"})):
+                         "recompute__policy": "selective"}))):
                 with self.subTest(model=model, **layout):
                     name = "_".join([model, *(k.split("__")[1] for k in layout)])
                     deck = self.deck_of(name, model, **{**fixed, **layout})
@@ -218,8 +218,8 @@ class Refused(ExpertsTest):
                     moe__experts=0)
         self.expect("balanced", "moe.bias_update = 0.02 does not go with batch.token_budget: padding "
                     "would count as tokens (leave it out)", batch__token_budget=24)
-        self.expect("balanced", 'optimizer.name = "onebit_adam" is not possible with moe.bias = true',
-                    optimizer__name="onebit_adam", optimizer__compress_after=2)
+        self.expect("balanced", 'moe.bias_update = 0.02 is not possible with adapter.kind = "lora"',
+                    adapter__kind="lora")
         self.expect("mixtral", "moe.num_local_experts", "moe.experts", moe__num_local_experts=8)
         self.expect("mixtral", "parallel.experts has no effect without moe.experts", moe__experts=0,
                     parallel__experts=2)

@@ -8,7 +8,7 @@ import zlib
 import h5py
 import numpy as np
 
-from tessera import RunTest, metrics, tiny_deck
+from tessera import RunTest, metrics, some_of, tiny_deck
 
 # As in equivalence_test: the order of sums of single precision, carried through 12 updates.
 TOLERANCE = 1e-5
@@ -38,13 +38,13 @@ class LayoutTest(RunTest):
 
     def assert_same(self, fixed, meshes):
         want = self.run_on(mesh(), **fixed)
-        for on in meshes:
+        for on in some_of(meshes):
             with self.subTest(ranks=on[0], **on[1]):
                 self.assertEqual(self.run_on(on, **fixed), want)
 
     def assert_near(self, fixed, meshes, tolerance=TOLERANCE, base=mesh()):
         want = self.run_on(base, **fixed)
-        for on in meshes:
+        for on in some_of(meshes):
             with self.subTest(ranks=on[0], **on[1]):
                 self.assert_close(self.run_on(on, **fixed), want, tolerance, "another layout")
 
@@ -95,7 +95,7 @@ class SameBits(LayoutTest):
             "checkpoint__every": 2}, [
                     mesh(data=2, tensor=2, zero__stage=1), mesh(pipeline=2, data=2, zero__stage=3)])
         runs = [path for path in self.dir.iterdir() if path.is_dir()]
-        self.assertEqual(len(runs), 3)
+        self.assertEqual(len(runs), 1 + len(some_of([1, 2])))
         for run in runs:
             before, after = (self.weights_of(run / "checkpoints" / f"step_{step:08}")
                              for step in (2, 4))

@@ -5,7 +5,7 @@ import json
 import sys
 import unittest
 
-from tessera import SOURCE, RunTest, change, tiny_deck
+from tessera import SOURCE, RunTest, change, some_of, tiny_deck
 
 sys.path.insert(0, str(SOURCE / "tests" / "data"))
 import policy_models as models  # noqa: E402
@@ -45,7 +45,7 @@ class Oracle(PolicyTest):
         # a number of 8 is.
         bound = {key: 8 * max(2**-24 * 8, *(abs(a[key] - b[key]) for a, b in zip(
             want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl")}
-        for number, (ranks, layout) in enumerate(layouts):
+        for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(kind=kind, ranks=ranks, **layout):
                 name = f"{kind}_{number}"
                 self.train(ranks, self.deck_of(name, kind, **layout))
@@ -84,13 +84,13 @@ class Bits(PolicyTest):
             want = self.train(1, self.deck_of(f"{kind}_one", kind, **fixed))
             answers = models.rollouts(self.dir / f"{kind}_one")
             self.assertEqual(len(answers), 6)
-            for ranks, layout in (
+            for ranks, layout in some_of((
                     (2, {"parallel__tensor": 2}),
                     (4, {"parallel__tensor": 2, "zero__stage": 3}),
                     (4, {"parallel__pipeline": 2, "zero__stage": 1}),
                     (3, {"batch__global": 48, "run__steps": 2, "batch__micro": 2,
                          "run__reproducible": "run", "run__reproducible_tensor": 1}),
-                    (2, {"zero__stage": 2, "offload__optimizer": "host"})):
+                    (2, {"zero__stage": 2, "offload__optimizer": "host"}))):
                 with self.subTest(kind=kind, **layout):
                     name = "_".join([kind, *(k.split("__")[1] for k in layout)])
                     made = self.train(ranks, self.deck_of(name, kind, **{**fixed, **layout}))

@@ -7,7 +7,7 @@ import shutil
 import sys
 import unittest
 
-from tessera import SOURCE, RunTest, change
+from tessera import SOURCE, RunTest, change, some_of
 
 sys.path.insert(0, str(SOURCE / "tests" / "data"))
 import preference_models as models  # noqa: E402
@@ -61,7 +61,7 @@ class Oracle(PreferenceTest):
         bound["accuracy"] = 1e-9
         worst_reference = 8 * max(abs(a - b) for of in want.values() if "reference" in of["float64"]
                                   for a, b in zip(of["float32"]["reference"], of["float64"]["reference"]))
-        for number, (ranks, layout) in enumerate(layouts):
+        for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(kind=kind, ranks=ranks, **layout):
                 name = f"{kind}_{number}"
                 deck = self.deck_of(name, kind, reference=name, **layout)
@@ -113,11 +113,11 @@ class Bits(PreferenceTest):
             said = [s["preferences"] for s in self.steps_of(f"{kind}_one")]
             evaluated = self.evaluated(f"{kind}_one")
             self.assertEqual(evaluated[0][2], 22, "all pairs, of which a step has 4")
-            for ranks, layout in (
+            for ranks, layout in some_of((
                     (2, {"parallel__tensor": 2}),
                     (4, {"parallel__tensor": 2, "zero__stage": 3}),
                     (4, {"parallel__pipeline": 2, "zero__stage": 1, "recompute__policy": "selective"}),
-                    (2, {"zero__stage": 2, "recompute__policy": "full", "memory__logits": 4096})):
+                    (2, {"zero__stage": 2, "recompute__policy": "full", "memory__logits": 4096}))):
                 with self.subTest(kind=kind, **layout):
                     name = "_".join([kind, *(k.split("__")[1] for k in layout)])
                     deck = self.deck_of(name, kind, **{**fixed, **layout})

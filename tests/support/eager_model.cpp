@@ -55,7 +55,7 @@ struct EagerModel::Pass {
     std::int64_t begin = 0;
     for (std::size_t i = 0; i < m.units_.size(); ++i) {
       const auto& layout = m.layouts_[i];
-      const View flat = memory.make(m.compute_, layout.padded);
+      const View flat = memory.make(m.units_[i].traits.type.value_or(m.compute_), layout.padded);
       set_rounded(flat, m.parameters.data() + begin);
       begin += layout.padded;
       weights.push_back(zero::parameter_views(m.units_[i], layout, flat));

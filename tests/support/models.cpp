@@ -64,6 +64,12 @@ model::ModelConfig deepseek_like() {
   return c;
 }
 
+model::ModelConfig balanced_like() {
+  model::ModelConfig c = deepseek_like();
+  c.experts.bias = true;
+  return c;
+}
+
 model::ModelConfig gpt_neox_like() {
   model::ModelConfig c = gpt2_like();
   c.position = PositionKind::rope;

@@ -21,6 +21,8 @@ model::ModelConfig mixtral_like();
 /// As that with a dense first layer, and behind it experts in groups that are chosen by sigmoid
 /// scores, beside one that all tokens go to (DeepSeek-V3, without its attention).
 model::ModelConfig deepseek_like();
+/// The same with biases by which experts are chosen.
+model::ModelConfig balanced_like();
 /// Norms of outputs alone, and of the whole of q and of k (OLMo 2).
 model::ModelConfig olmo2_like();
 /// Attention and feed-forward layer in parallel, layer norm with biases, the exact gelu (GPT-NeoX).

@@ -23,7 +23,6 @@ static RankGroup sharers(const PlanInputs& in, const model::UnitDesc& unit,
 optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc& p) {
   const bool hidden =
       unit.kind == model::UnitKind::block || unit.kind == model::UnitKind::block_part;
-  if (p.balances) return optim::ParameterKind::balance;
   if (!p.is_matrix()) return optim::ParameterKind::vector;
   return hidden ? optim::ParameterKind::hidden_matrix : optim::ParameterKind::matrix;
 }

@@ -147,6 +147,7 @@ struct PlanInputs {
   kernels::PreferenceTerms preference;  // where samples are pairs
   std::optional<PolicyInputs> policy;   // where training's targets are tokens that the model drew
   kernels::RouterTerms router_terms;
+  float balance_rate = 0;  // by which a step moves biases by which experts are chosen
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
   const kernels::Device* device = nullptr;  // asked for scratch sizes only
@@ -177,10 +178,14 @@ struct PlanInputs {
   }
   /// What data ranks keep in shards.
   Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }
-  /// How a unit's parameters are kept, and sent.
+  /// The type in which a unit's parameters are used.
+  DType type_of(const model::UnitDesc& unit) const {
+    return unit.traits.type.value_or(numerics.compute);
+  }
+  /// How they are kept, and sent.
   model::Storage stored(const model::UnitDesc& unit) const {
     return unit.traits.stored.value_or(
-        model::Storage{.type = numerics.compute, .codes = std::nullopt});
+        model::Storage{.type = type_of(unit), .codes = std::nullopt});
   }
   zero::StateTypes state_types() const {
     return {.compute = numerics.compute,

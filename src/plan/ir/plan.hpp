@@ -115,6 +115,7 @@ enum class OpKind : std::uint8_t {
   tie_gradients,     // the sums of tied embeddings at both ends of the pipeline
   gather_gradients,  // the sums back to everybody (ZeRO-0)
   norm,              // exact sums and flags over all ranks, and the verdict
+  balance,           // biases by which experts are chosen move by the step's choices
   update,            // the optimizer on elements of one unit's owned range, or a pass of it
   tensor_sums,       // what an update's second pass needs of whole tensors, over all ranks
   matrices,          // what updates need of whole matrices: their way home, there, and back
@@ -216,13 +217,14 @@ struct PlanShape {
 };
 
 /// What a rank has of one unit, in elements: its shard, and how many of these it counts, that is,
-/// adds to the norm. All 0 where the unit is on other pipeline stages.
+/// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
   bool trained = false;    // its gradient enters the norm and updates it
   bool errors = false;     // what rounding its gradient loses is kept (error feedback)
   bool momentum = false;   // it travels as momentum, compressed, in place of its gradient,
   bool by_nodes = false;   // and is rounded on the way, as sums of nodes
   bool factors = false;    // its tensors have factors (optim::TensorFactors)
+  bool balances = false;   // the step moves it by choices of experts
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::optional<kernels::BlockFormat> codes;  // which its parameters are kept as, not as elements
@@ -425,6 +427,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::momentum, "momentum"},
                                        std::pair{K::norm, "norm"},
                                        std::pair{K::update, "update"},
+                                       std::pair{K::balance, "balance"},
                                        std::pair{K::tensor_sums, "tensor_sums"},
                                        std::pair{K::matrices, "matrices"},
                                        std::pair{K::fetch, "fetch"},

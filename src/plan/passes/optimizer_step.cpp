@@ -37,8 +37,8 @@ std::pair<std::size_t, std::int32_t> before_it_leaves(const Plan& plan, const Pl
   return {position, visit};
 }
 
-/// Every element of the gradient enters the norm once, but for those that balance experts: each
-/// rank adds the elements that it counts, exactly, and the words are summed over all ranks.
+/// Every element of the gradient enters the norm once: each rank adds the elements that it counts,
+/// exactly, and the words are summed over all ranks.
 void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
               const std::vector<SummedGradient>& gradients) {
   const View squares = plan.words.range(WordLayout::norm, kExactSumWords);
@@ -51,7 +51,7 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
     const auto [position, visit] = leave ? before_it_leaves(plan, in, at(ends, buffer_of(slice)))
                                          : std::pair{plan.ops.size(), -1};
     const std::int64_t first = states[u].slice.begin;
-    for (const Range& part : normed_ranges(in, plan, u, states[u].layout)) {
+    for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
       Op norm =
           op_of(OpKind::norm, Stream::compute, u,
                 kernels::KernelCall{kernels::ExactSum{
@@ -72,6 +72,24 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
                                            .verdict = plan.verdict,
                                            .all_targets = targets_of(plan),
                                            .clip_norm = in.optimizer.clip_norm}}));
+}
+
+/// Biases by which experts are chosen move by what all ranks have chosen in the step, if it is
+/// applied; at once, also where updates are deferred.
+void add_balance(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  std::int64_t layers = 0;  // so far, of those that have experts
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    const model::UnitDesc& unit = in.model.units[u];
+    if (unit.has("mlp.router.weight")) ++layers;
+    if (!states[u].held || !balances_in(in, unit, plan.shape)) continue;
+    const std::int64_t experts = in.model.config.experts.count;
+    plan.ops.push_back(op_of(OpKind::balance, Stream::compute, u,
+                             kernels::KernelCall{kernels::BalanceExperts{
+                                 .choices = plan.choices.row_range(layers - 1, 1).range(0, experts),
+                                 .bias = states[u].parameters.range(0, experts),
+                                 .verdict = plan.verdict,
+                                 .rate = in.balance_rate}}));
+  }
 }
 
 /// An update, and of which flat elements.
@@ -129,8 +147,7 @@ std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size
   for (Piece piece : pieces_of(in, sums, unit, s)) {
     for (const Range& tile : tiles_of(in, s, piece.elements)) {
       piece.elements = tile;
-      const optim::Pass& own = piece.terms.balance ? in.optimizer.balance : pass;
-      updates.push_back({update_op(plan, in, unit, s, gradient, piece, own), tile});
+      updates.push_back({update_op(plan, in, unit, s, gradient, piece, pass), tile});
     }
   }
   return updates;
@@ -149,7 +166,6 @@ std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
     if (!states[u].trained) continue;
     const auto counted = counted_ranges(in, plan, u, states[u].layout);
     for (const Piece& piece : pieces_of(in, sums, u, states[u])) {
-      if (piece.terms.balance) continue;  // in one pass
       for (const auto& [elements, of] : split_by(piece.elements, counted)) {
         Piece part = piece;
         if (!of) part.sums = {};  // others count them
@@ -390,6 +406,7 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
 void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                     const std::vector<SummedGradient>& gradients) {
   add_norm(plan, in, states, gradients);
+  add_balance(plan, in, states);
   if (plan.shape.compression != Compression::none) keep_momentum(plan, in, states, gradients);
   if (in.offload.updates()) {
     add_deferred_updates(plan, in, states);

@@ -79,10 +79,15 @@ class Recorder {
   /// Which flat buffer of each unit, and its type.
   struct Flat {
     BufferId (*of)(std::size_t unit);
-    DType type;
+    std::function<DType(const model::UnitDesc&)> type;
   };
-  Flat weights() const { return {local_weights, in_.compute}; }
-  Flat gradients() const { return {local_gradients, in_.accumulate}; }
+  Flat weights() const {
+    return {local_weights,
+            [this](const model::UnitDesc& unit) { return unit.traits.type.value_or(in_.compute); }};
+  }
+  Flat gradients() const {
+    return {local_gradients, [this](const model::UnitDesc&) { return in_.accumulate; }};
+  }
   /// Of the layer's units.
   std::vector<model::UnitViews> parameters(const Flat& flat) const;
 
@@ -174,7 +179,7 @@ model::TensorRegion Recorder::tensor_region() {
 std::vector<model::UnitViews> Recorder::parameters(const Flat& flat) const {
   std::vector<model::UnitViews> views;
   for (std::size_t i = 0; i < in_.units.size(); ++i) {
-    const View all(symbolic(flat.of(i)), flat.type, {in_.layouts[i]->padded});
+    const View all(symbolic(flat.of(i)), flat.type(*in_.units[i]), {in_.layouts[i]->padded});
     views.push_back({in_.units[i], zero::parameter_views(*in_.units[i], *in_.layouts[i], all)});
   }
   return views;

@@ -143,16 +143,17 @@ class Gathers {
   /// Parameters that are kept in another type than they are used in are converted as the last
   /// thing.
   Calls calls(const UnitState& state, const Residence& r) {
-    const View window = buffer_view(r.window, in_.numerics.compute, state.layout.padded);
+    const DType type = in_.type_of(in_.model.units[r.unit]);
+    const View window = buffer_view(r.window, type, state.layout.padded);
     const comm::AllGather gather{.shard = state.own_shard, .full = window};
-    if (state.parameters && state.parameters.type == in_.numerics.compute) {  // they live elsewhere
+    if (state.parameters && state.parameters.type == type) {  // they live elsewhere
       if (!publishes(state) || !r.first_of_unit)
         return {{Leg::unpack, Copy{state.parameters, window}}};
       Calls calls = travel(gather, r);
       calls.push_back({Leg::unpack, Copy{window, state.parameters}});
       return calls;
     }
-    if (const DType stored = state.own_shard.type; stored != in_.numerics.compute)
+    if (const DType stored = state.own_shard.type; stored != type)
       return converted(state, gather, r, stored);
     const bool in_blocks_of =
         in_.numerics.weight_blocks && in_.model.units[r.unit].traits.block > 0;

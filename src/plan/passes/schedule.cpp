@@ -55,12 +55,12 @@ class Scheduler {
 
   Scheduled run() {
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      const bool window = states_[u].in_windows(in_.numerics.compute);
-      out_.windows.push_back(
-          window ? add_buffer(plan_, in_.model.units[u].name + " gathered",
-                              BufferPurpose::gather_window,
-                              states_[u].layout.padded * size_of(in_.numerics.compute))
-                 : -1);
+      const DType type = in_.type_of(in_.model.units[u]);
+      out_.windows.push_back(states_[u].in_windows(type)
+                                 ? add_buffer(plan_, in_.model.units[u].name + " gathered",
+                                              BufferPurpose::gather_window,
+                                              states_[u].layout.padded * size_of(type))
+                                 : -1);
     }
     for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
     add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
@@ -423,7 +423,8 @@ class Scheduler {
       v.bound[local_weights(i)] =
           out_.windows[l.units[i]] < 0
               ? state.parameters
-              : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
+              : buffer_view(out_.windows[l.units[i]], in_.type_of(in_.model.units[l.units[i]]),
+                            state.layout.padded);
       if (training_ && state.trained) {
         const bool apart = shared_by(l.units[i]) == MeshGroup::replicas;
         v.bound[local_gradients(i)] =

@@ -8,7 +8,6 @@
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/hops.hpp"
 #include "plan/passes/layers.hpp"
-#include "plan/passes/updates.hpp"
 
 namespace tessera::plan {
 
@@ -17,6 +16,12 @@ void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
   if (in.offload.uses(Location::disk)) plan.alignment = kDiskAlignment;
   for (std::size_t g = 0; g < kMeshGroups; ++g)
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
+}
+
+bool balances_in(const PlanInputs& in, const model::UnitDesc& unit, const PlanShape& shape) {
+  const bool trains =
+      shape.purpose == PlanPurpose::train || shape.purpose == PlanPurpose::train_snapshot;
+  return unit.traits.balances && in.balance_rate > 0 && trains;
 }
 
 /// The flat elements of a unit behind its matrices that are made orthogonal, which come first.
@@ -58,21 +63,6 @@ std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::s
   if (on_both_ends(in, in.model.units[unit]) && plan.place.pipeline > 0) return {};
   return zero::counted(layout, slice_of(in, in.model.units[unit], layout, plan.place),
                        tensor_cut(in, plan.place));
-}
-
-std::vector<Range> normed_ranges(const PlanInputs& in, const Plan& plan, std::size_t unit,
-                                 const zero::UnitLayout& layout) {
-  std::vector<Range> balances;
-  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
-    if (in.model.units[unit].params[layout.pieces[i].parameter].balances)
-      balances.push_back(with_padding(layout, i));
-  }
-  std::vector<Range> ranges;
-  for (const Range& counted : counted_ranges(in, plan, unit, layout)) {
-    for (const auto& [elements, of] : split_by(counted, balances))
-      if (!of) ranges.push_back(elements);
-  }
-  return ranges;
 }
 
 namespace {
@@ -117,14 +107,14 @@ void add_control(Plan& plan, const PlanInputs& in) {
 /// The parameters in the type that they are kept in: a shard where they are gathered for use, else
 /// whole.
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
+  s.home = unit.traits.divided ? in.offload.parameters : Location::device;
   const model::Storage stored = in.stored(unit);
   const std::int64_t shard = stored.bytes(s.layout.shard) / size_of(stored.type);
   const auto add = [&](std::int64_t shards) {
     return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters, stored.type,
-                          shards * shard, in.offload.parameters);
+                          shards * shard, s.home);
   };
   s.codes = stored.codes;
-  s.home = in.offload.parameters;
   if (s.sharding.parameters) {
     s.own_shard = add(1);
   } else {
@@ -151,7 +141,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   const auto rows = kept_tensors(in);
   s.kept.resize(rows.size());
   s.kept[kMasterRow].elements = s.owned;
-  (in.numerics.compute == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
+  (in.type_of(unit) == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
       s.owned == s.slice ? s.own_shard : s.parameters;
   const std::size_t errors = kMasterRow + 1 + in.optimizer.state.size();  // the first row of them
   for (std::size_t r = 0; r < rows.size() && in.state_for > PlanPurpose::evaluate; ++r) {
@@ -229,7 +219,8 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     s.held = true;
     s.trained = unit.traits.trained;
     s.layout = unit_layout(in, unit, plan.place);
-    s.sharding = sharding_of(in.sharding.stage, s.layout.padded / s.layout.shard);
+    if (unit.traits.divided)
+      s.sharding = sharding_of(in.sharding.stage, s.layout.padded / s.layout.shard);
     s.slice = slice_of(in, unit, s.layout, plan.place);
     s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
                                                                       : Range{0, s.layout.padded};
@@ -241,10 +232,11 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
         .momentum = momentum,
         .by_nodes = momentum && by_nodes,
         .factors = s.trained && in.optimizer.momentum && in.optimizer.momentum->factors.has_value(),
+        .balances = balances_in(in, unit, plan.shape),
         .parts = s.layout.padded / s.layout.shard,
         .shard = s.layout.shard,
         .codes = in.stored(unit).codes};
-    for (const Range& part : normed_ranges(in, plan, u, s.layout))
+    for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
   }
   offload_optimizer(in, states);

@@ -79,6 +79,9 @@ void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
 /// addresses.
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
 
+/// Whether a step moves the unit by choices of experts.
+bool balances_in(const PlanInputs& inputs, const model::UnitDesc& unit, const PlanShape& shape);
+
 /// Where a unit's parameters are first wanted, at home: by which op.
 struct FirstUse {
   std::size_t unit, op;
@@ -87,11 +90,8 @@ struct FirstUse {
 std::vector<FirstUse> first_uses(const Plan& plan, const std::vector<UnitState>& states);
 
 /// The ranges of this rank's shard of a unit that it counts: each element of the model has one rank
-/// that writes it to checkpoints.
+/// that adds it to the norm and writes it to checkpoints.
 std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
                                   const zero::UnitLayout& layout);
-/// Those that it adds to the norm, and to sums over tensors: all but biases that balance experts.
-std::vector<Range> normed_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
-                                 const zero::UnitLayout& layout);
 
 }  // namespace tessera::plan

@@ -44,6 +44,7 @@ Activity activity_of(const Op& op) {
     case OpKind::gather_gradients: return Activity::gradients;
     case OpKind::sum_gradients:
     case OpKind::norm:
+    case OpKind::balance:
     case OpKind::tensor_sums:
     case OpKind::matrices:
     case OpKind::update: return Activity::optimizer;

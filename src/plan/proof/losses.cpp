@@ -33,6 +33,10 @@ class LossCheck {
       if (routed.counted != (adds ? 1 : 0))
         reject(plan_, routed.made, "chooses experts that are not in the step's counts once");
     }
+    for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
+      if (plan_.shares[u].balances != balanced_.contains(static_cast<std::int32_t>(u)))
+        throw InternalError(fmt::format("broken plan: unit {} is not balanced as it should be", u));
+    }
     for (auto& [buffer, slopes] : slopes_) {
       slopes.used.each({0, plan_.buffer(buffer).bytes}, [&, made = slopes.made](bool used) {
         if (!used) reject(plan_, made, "makes slopes of losses that make no gradient");
@@ -175,23 +179,41 @@ class LossCheck {
     if (plan_.ops[at_].again || routed == routed_.end())
       reject(plan_, at_, "counts choices of experts that no router has just made");
     ++routed->second.counted;
-    std::int64_t row = 0;
-    const auto is_row = [&] {
-      const View all = plan_.choices.row_range(row, 1).range(0, plan_.choices.cols());
-      return homes_.is_at(count.counts, all.range(0, all.elements() - 1)) &&
-             homes_.is_at(count.dropped, all.range(all.elements() - 1, 1));
-    };
-    while (row < plan_.choices.rows() && !is_row()) ++row;
-    if (row == plan_.choices.rows() || !in_order(plan_.ops[at_].unit, row))
+    const std::int64_t row = row_of(count.counts), experts = plan_.choices.cols() - 1;
+    if (row < 0 || !homes_.is_at(count.dropped, choices_of(row).range(experts, 1)) ||
+        !in_order(rows_, plan_.ops[at_].unit, row))
       reject(plan_, at_, "counts choices where those of other layers are counted");
     adds_to(count.counts);
   }
+  /// Once for each layer, whose unit that balances its experts follows the one that counts them.
+  void follow(const kernels::BalanceExperts& balance) {
+    const std::int32_t unit = plan_.ops[at_].unit;
+    const std::int64_t row = row_of(balance.choices);
+    const auto behind = rows_.upper_bound(unit);
+    const bool of_layer =
+        rows_.empty() || (behind != rows_.begin() && std::prev(behind)->second == row);
+    if (!summed_ || row < 0 || !of_layer || balanced_.contains(unit) ||
+        !in_order(balanced_, unit, row) || !homes_.is_at(balance.verdict, plan_.verdict))
+      reject(plan_, at_, "balances experts by other choices than all of the step's of their layer");
+  }
+
+  /// A layer's row, its counts and what was dropped.
+  View choices_of(std::int64_t row) const {
+    return plan_.choices.row_range(row, 1).range(0, plan_.choices.cols());
+  }
+  /// The row whose counts these are; -1: they are of none.
+  std::int64_t row_of(const View& counts) const {
+    for (std::int64_t row = 0; row < plan_.choices.rows(); ++row)
+      if (homes_.is_at(counts, choices_of(row).range(0, plan_.choices.cols() - 1))) return row;
+    return -1;
+  }
 
   /// Whether the unit's row is behind those of all layers before it.
-  bool in_order(std::int32_t unit, std::int64_t row) {
-    rows_.try_emplace(unit, row);
+  static bool in_order(std::map<std::int32_t, std::int64_t>& rows, std::int32_t unit,
+                       std::int64_t row) {
+    rows.try_emplace(unit, row);
     std::int64_t before = -1;
-    for (const auto& [of, its] : rows_) {
+    for (const auto& [of, its] : rows) {
       if (its <= before || (of == unit && its != row)) return false;
       before = its;
     }
@@ -250,7 +272,7 @@ class LossCheck {
   std::map<BufferId, Slopes> slopes_;
   RangeMap<bool> cleared_;  // bytes of words
   std::map<BufferId, Routed> routed_;
-  std::map<std::int32_t, std::int64_t> rows_;  // of choices, by unit
+  std::map<std::int32_t, std::int64_t> rows_, balanced_;  // of choices, by unit
   bool summed_ = false;
 };
 

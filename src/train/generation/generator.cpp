@@ -38,9 +38,9 @@ View Generator::own(model::UnitContext& u, const View& left) const {
   return copy;
 }
 
-View Generator::make(std::initializer_list<std::int64_t> extents) {
-  View v(nullptr, type_, extents);
-  owned_.push_back(std::make_unique<memory::Arena>("model", tier_, v.elements() * size_of(type_)));
+View Generator::make(DType type, std::initializer_list<std::int64_t> extents) {
+  View v(nullptr, type, extents);
+  owned_.push_back(std::make_unique<memory::Arena>("model", tier_, v.elements() * size_of(type)));
   v.data = owned_.back()->base();
   return v;
 }
@@ -48,14 +48,14 @@ View Generator::make(std::initializer_list<std::int64_t> extents) {
 void Generator::load(const View& part, const std::function<void(std::span<float>)>& read) {
   scratch_[turn_].reset();
   View elements = part;
-  if (type_ != DType::f32) {
+  if (part.type != DType::f32) {
     elements = View(nullptr, DType::f32, {part.elements()});
     elements.data = scratch_[turn_].take(elements.span_bytes());
   }
   tier_.fill(elements.data, elements.span_bytes(), [&](std::span<std::byte> bytes) {
     read({reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)});
   });
-  if (type_ != DType::f32) device_.run(kernels::Convert{.x = elements, .out = part});
+  if (part.type != DType::f32) device_.run(kernels::Convert{.x = elements, .out = part});
 }
 
 /// Tokens that a slot can see.
@@ -64,11 +64,14 @@ static std::int64_t capacity_of(const model::ModelConfig& config, const Generato
 }
 
 GeneratorBytes generator_bytes(const model::ModelConfig& config, const GeneratorOptions& options) {
-  std::int64_t elements = 0;
-  for (const auto& desc : model::model_units(config)) elements += zero::unit_layout(desc, 1).padded;
+  std::int64_t bytes = 0;
+  for (const auto& desc : model::model_units(config)) {
+    const DType type = desc.traits.type.value_or(options.type);
+    bytes += zero::unit_layout(desc, 1).padded * size_of(type);
+  }
   const std::int64_t cached = options.slots * capacity_of(config, options) * config.layers * 2 *
                               config.kv_heads * config.head_dim;
-  return {.model = elements * size_of(options.type), .cache = cached * size_of(options.type)};
+  return {.model = bytes, .cache = cached * size_of(options.type)};
 }
 
 Generator::Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
@@ -83,14 +86,14 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
       scratch_{Scratch(tier), Scratch(tier)} {
   for (const auto& desc : descs_) {
     const zero::UnitLayout layout = zero::unit_layout(desc, 1);
-    flats_.push_back(make({layout.padded}));
+    flats_.push_back(make(desc.traits.type.value_or(type_), {layout.padded}));
     units_.push_back({&desc, zero::parameter_views(desc, layout, flats_.back())});
   }
   set_parameters(parameters, [](const model::ParamDesc&) { return true; });
   const std::int64_t columns = config.kv_heads * config.head_dim;
   for (std::int64_t l = 0; l < config.layers; ++l) {
-    caches_.push_back({.k = make({options.slots, context_, columns}),
-                       .v = make({options.slots, context_, columns})});
+    caches_.push_back({.k = make(type_, {options.slots, context_, columns}),
+                       .v = make(type_, {options.slots, context_, columns})});
   }
 }
 

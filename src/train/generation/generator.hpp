@@ -66,7 +66,7 @@ class Generator {
                                         bool adapted = true);
 
  private:
-  View make(std::initializer_list<std::int64_t> extents);
+  View make(DType type, std::initializer_list<std::int64_t> extents);
   /// The elements of a part of a unit, in the type that they are kept in.
   void load(const View& part, const std::function<void(std::span<float>)>& read);
   model::UnitContext context_of(const model::MicroBatch& batch);

@@ -616,8 +616,8 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
           if (kept.saved && s.kept[row].live && !has.empty())
             all.push_back({{p.name, shape, kept.name, kept.type, box}, u, row, slice.flat});
         }
-        if (const DType type = inputs_.numerics.compute;
-            type != DType::f32) {  // as forward reads it
+        if (inputs_.numerics.compute != DType::f32) {  // as forward reads it
+          const DType type = inputs_.type_of(inputs_.model.units[u]);
           all.push_back(
               {{p.name, shape, "parameters", type, box}, u, plan::kMasterRow, slice.flat});
         }

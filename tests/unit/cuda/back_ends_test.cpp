@@ -203,6 +203,8 @@ TEST_F(BackEnds, AgreeOnExperts) {
                d_weights = Tensor::random(DType::f32, {tokens, routing.choices}, 3),
                scale = Tensor::random(DType::f32, {1}, 4),
                x = Tensor::random(DType::bf16, {tokens, columns}, 5);
+    Tensor verdict(DType::f32, {kVerdictFields});
+    for (std::int64_t i = 0; i < kVerdictFields; ++i) verdict.set(i, 1);
     const auto run_all = [&](Device& device) {
       Outputs out;
       const auto make = [&](DType type, std::vector<std::int64_t> shape) {
@@ -236,7 +238,12 @@ TEST_F(BackEnds, AgreeOnExperts) {
                                 .terms = {.balance = 0.01F, .z = 0.1F},
                                 .routing = routing});
       run(device, CountChoices{.experts = chosen, .counts = make(DType::i64, {experts})});
-      run(device, ExcessChoices{.experts = chosen, .excess = make(DType::f32, {experts})});
+      const View counted = make(DType::i64, {experts});
+      run(device, CountChoices{.experts = chosen, .counts = counted});
+      run(device, BalanceExperts{.choices = counted,
+                                 .bias = make(DType::f32, {experts}),
+                                 .verdict = verdict.view(),
+                                 .rate = 0.001F});
       run(device, CountChoices{.experts = chosen,
                                .counts = make(DType::i64, {experts}),
                                .dropped = dropped,

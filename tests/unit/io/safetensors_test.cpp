@@ -72,6 +72,22 @@ TEST(Safetensors, WritesWhatItReads) {
   }
 }
 
+TEST(Safetensors, WritesTensorsOfTypesOfTheirOwn) {
+  const TemporaryDirectory dir;
+  const std::vector<float> values = {1.0F + 0x1p-20F, 2, 3, 4.0F + 0x1p-18F, 5};
+  const std::vector<io::SafetensorsWriter::Tensor> tensors = {
+      {"f32", {2}, DType::f32}, {"none", {0}, DType::f16}, {"file", {3}}};
+  io::SafetensorsWriter writer(dir / "t", DType::bf16, tensors);
+  writer.append(std::span(values).first(1));
+  writer.append(std::span(values).subspan(1));
+  writer.publish();
+  const io::SafetensorsFile file(dir / "t");
+  EXPECT_EQ(file.tensors().at("f32").type, DType::f32);
+  EXPECT_EQ(file.tensors().at("file").type, DType::bf16);
+  EXPECT_EQ(read_all(file, "f32"), (std::vector{1.0F + 0x1p-20F, 2.0F}));
+  EXPECT_EQ(read_all(file, "file"), (std::vector{3.0F, 4.0F, 5.0F}));
+}
+
 TEST(Safetensors, RefusesToPublishAnIncompleteFile) {
   const TemporaryDirectory dir;
   const std::vector<io::SafetensorsWriter::Tensor> tensors = {{"a", {3}}};

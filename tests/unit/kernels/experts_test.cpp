@@ -445,26 +445,30 @@ TEST(CountChoices, AddsHowManyAreBeyondCapacity) {
   });
 }
 
-// An expert that is chosen as often as experts are on average has 0, whatever is rounded elsewhere.
-TEST(ExcessChoices, IsOfEachExpertsChoicesOverTheirMean) {
+// An expert that is chosen as often as experts are on average keeps its bias, whatever that is; one
+// choice more or less of the most that there can be is seen.
+TEST(BalanceExperts, MovesBiasesAgainstChoicesOverTheirMean) {
   for_devices([](Device& device) {
-    for (const auto& [tokens, choices, experts] : kShapes) {
-      SCOPED_TRACE(fmt::format("{} tokens to {} of {}", tokens, choices, experts));
-      const Tensor chosen = random_choice(tokens, choices, experts, 3);
-      const std::vector<std::int64_t> loads = loads_of(chosen, experts);
-      for (const DType type : {DType::f32, DType::bf16}) {
-        Tensor excess = Tensor::random(type, {experts}, 4);
-        const Numbers before = excess.numbers();
-        for (const Write write : {Write::add, Write::overwrite}) {
-          run(device,
-              ExcessChoices{.experts = chosen.view(), .excess = excess.view(), .write = write});
-          for (std::int64_t e = 0; e < experts; ++e) {
-            const auto i = static_cast<std::size_t>(e);
-            Tensor want(type, {1});
-            want.set(0, static_cast<float>(loads[i] * experts - tokens * choices) +
-                            (write == Write::add ? static_cast<float>(before[i]) : 0.0F));
-            EXPECT_EQ(excess[e], want[0]) << e;
-          }
+    for (const std::int64_t experts : {1, 3, 8, 300}) {
+      for (const float apply : {0.0F, 1.0F}) {
+        Tensor choices(DType::i64, {experts}), bias = Tensor::random(DType::f32, {experts}, 4),
+                                               verdict(DType::f32, {kVerdictFields});
+        verdict.set(static_cast<std::int64_t>(VerdictField::apply), apply);
+        auto* chosen = choices.view().as<std::int64_t>();
+        for (std::int64_t e = 0; e < experts; ++e) chosen[e] = std::int64_t{1} << 50;
+        if (experts > 2) ++chosen[1], --chosen[2];
+        const Numbers before = bias.numbers();
+        run(device, BalanceExperts{.choices = choices.view(),
+                                   .bias = bias.view(),
+                                   .verdict = verdict.view(),
+                                   .rate = 0.125F});
+        for (std::int64_t e = 0; e < experts; ++e) {
+          const float was = static_cast<float>(before[static_cast<std::size_t>(e)]),
+                      step = experts > 2 && apply > 0 ? (e == 1   ? -0.125F
+                                                         : e == 2 ? 0.125F
+                                                                  : 0)
+                                                      : 0;
+          EXPECT_EQ(bias[e], was + step) << e << " of " << experts;
         }
       }
     }

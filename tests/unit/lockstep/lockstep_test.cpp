@@ -98,6 +98,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
             nodes = static_cast<int>(c.mesh.size()) / per_node;
   for (int r = 0; r < c.mesh.size(); ++r)
     inputs.layout.node_of.push_back(c.dealt ? r % nodes : r / per_node);
+  inputs.balance_rate = 0.125F;  // where there are biases
   inputs.numerics.accumulate = c.accumulate;
   if (c.stage == 3 && c.secondary) inputs.sharding.secondary = {.ranks = *c.secondary};
   return inputs;
@@ -294,7 +295,7 @@ std::vector<Layout> layouts() {
       {"Tensor2Data2Qwen", {.mesh = {.tensor = 2, .data = 2}, .config = qwen_like()}, 1},
       {"Tensor2Data2Mixtral", {.mesh = {.tensor = 2, .data = 2}, .config = mixtral_like()}, 1},
       {"Tensor2Pipeline2DeepSeekBf16",
-       {.mesh = {.tensor = 2, .pipeline = 2}, .config = deepseek_like(), .compute = DType::bf16},
+       {.mesh = {.tensor = 2, .pipeline = 2}, .config = balanced_like(), .compute = DType::bf16},
        1},
       {"Pipeline2Data2MixtralZeroBubble",
        {.mesh = {.data = 2, .pipeline = 2}, .config = mixtral_like(), .pipeline = zero_bubble},

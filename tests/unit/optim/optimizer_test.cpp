@@ -3,11 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <vector>
-
-#include "kernels/cpu/device.hpp"
-
 namespace tessera::optim {
 namespace {
 
@@ -81,46 +76,6 @@ TEST(Optimizer, MuonIsOfHiddenMatrices) {
   // As large as AdamW's: 0.2 a weight on average, where an orthogonal matrix has 1 / sqrt(large).
   EXPECT_DOUBLE_EQ(orthogonal_scale(16, 64), 1.6);
   EXPECT_DOUBLE_EQ(orthogonal_scale(64, 16), 1.6);
-}
-
-// Whatever the optimizer, its learning rate and its groups, of which one matches all.
-TEST(Optimizer, BiasesThatBalanceMoveByTheSignOfTheirGradient) {
-  using kernels::StepScalar, kernels::VerdictField;
-  const auto device = kernels::make_cpu_device({.threads = 1});
-  for (const auto& [rule, states] : {std::pair{deck::OptimizerName::adamw, std::size_t{2}},
-                                     {deck::OptimizerName::sgd, std::size_t{1}}}) {
-    const Optimizer o = make_optimizer({.name = rule,
-                                        .betas = {{0.9, 0.95}},
-                                        .eps = 1e-8,
-                                        .momentum = 0.9,
-                                        .nesterov = false,
-                                        .weight_decay = 0.25,
-                                        .groups = {{.match = "*", .lr_factor = 0.5}},
-                                        .ema = 0.5},
-                                       0.125);
-    std::array<float, 3> gradient{3, 0, -1e-3F}, master{1, 2, 3}, average{2, 2, 2};
-    std::array<float, 6> moments{};
-    std::array<float, kernels::kScalars> scalars{};
-    scalars[static_cast<std::size_t>(StepScalar::lr)] = 7;
-    std::array<float, kernels::kVerdictFields> verdict{};
-    verdict[static_cast<std::size_t>(VerdictField::apply)] = 1;
-    verdict[static_cast<std::size_t>(VerdictField::coefficient)] = 0.01F;
-    const auto view = [](auto& numbers, std::size_t first, std::int64_t count) {
-      return View(reinterpret_cast<std::byte*>(numbers.data() + first), DType::f32, {count});
-    };
-    std::vector<View> state;
-    for (std::size_t s = 0; s < states; ++s) state.push_back(view(moments, 3 * s, 3));
-    state.push_back(view(average, 0, 3));
-    device->run(o.balance({.gradient = view(gradient, 0, 3),
-                           .master = view(master, 0, 3),
-                           .scalars = view(scalars, 0, kernels::kScalars),
-                           .verdict = view(verdict, 0, kernels::kVerdictFields),
-                           .state = state},
-                          o.terms_of("block.0.mlp.router.bias", ParameterKind::balance)));
-    EXPECT_EQ(master, (std::array{0.875F, 2.0F, 3.125F}));
-    EXPECT_EQ(average, (std::array{1.4375F, 2.0F, 2.5625F}));
-    EXPECT_EQ(moments, (std::array<float, 6>{}));
-  }
 }
 
 TEST(Optimizer, GroupsHaveTermsOfTheirOwn) {

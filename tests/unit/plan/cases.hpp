@@ -133,8 +133,10 @@ inline Case random_case(std::mt19937& random) {
                  .every = 1 + pick(2),
                  .first = pick(2),
                  .capacity = 1.5 * pick(2),
+                 .bias = pick(2) == 0,
                  .routing = {.choices = 1 + pick(2)}};
     c.inputs.router_terms.balance = 0.25F * static_cast<float>(pick(2));
+    c.inputs.balance_rate = 0.25F * static_cast<float>(pick(2));
   }
   c.inputs.numerics.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.numerics.wire = pick(2) == 0 ? DType::f32 : DType::bf16;

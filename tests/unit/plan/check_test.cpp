@@ -362,6 +362,49 @@ TEST(MakePlan, OfTargetsHasTheStateOfOneOfPairs) {
   EXPECT_GT(targets_of(of_targets), targets_of(of_pairs));
 }
 
+// Biases that stay, move twice, by another layer's choices, by those of this rank alone, or
+// whatever the verdict is.
+TEST(Check, RejectsBiasesThatBalanceByOtherChoices) {
+  Case c = make_case(2, 2, 2, ReduceWhen::step);
+  c.inputs.model.config.bias = false;
+  c.inputs.model.config.experts = {
+      .count = 4, .hidden = 8, .bias = true, .routing = {.choices = 2}};
+  c.inputs.model.units = model::model_units(c.inputs.model.config);
+  c.inputs.balance_rate = 0.5F;
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    c.inputs.numerics.compute = compute;
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    EXPECT_NO_THROW(check(plan));
+    using kernels::BalanceExperts;
+    expect_rejected(without_or_again<BalanceExperts>(plan), "each layer's biases once");
+    for (std::int64_t layer = 0; layer < c.inputs.model.config.layers; ++layer) {
+      const View other = plan.choices.row_range(layer, 1).range(0, 4);
+      std::int64_t as_they_are = 0;
+      for (const Plan& changed :
+           with_each<BalanceExperts>(plan, [&](BalanceExperts& b) { b.choices = other; })) {
+        try {
+          check(changed);
+          ++as_they_are;
+        } catch (const InternalError&) {
+        }
+      }
+      EXPECT_EQ(as_they_are, 1) << "of the layer itself";
+    }
+    expect_rejected(with_each<BalanceExperts>(
+                        plan, [&](BalanceExperts& b) { b.verdict = plan.scalars.range(0, 2); }),
+                    "the verdict");
+    Plan early = plan;
+    const auto words = std::ranges::find_if(early.ops, [](const Op& op) {
+      const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+      return call != nullptr && std::holds_alternative<comm::AllReduceWords>(*call);
+    });
+    const auto balance = std::ranges::find(early.ops, OpKind::balance, &Op::kind);
+    ASSERT_LT(words, balance);
+    std::rotate(words, balance, balance + 1);
+    EXPECT_THROW(check(early), InternalError) << "before ranks have added up what they chose";
+  }
+}
+
 // Choices that are not counted, twice, where other layers' are, or again where they are computed
 // again; and ranks that count the same ones.
 TEST(Check, RejectsChoicesThatGoAstray) {

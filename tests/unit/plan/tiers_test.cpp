@@ -72,7 +72,8 @@ TEST(Tiers, AreProvedOnRandomLayouts) {
                         .ahead = static_cast<std::int64_t>(random() % 4),
                         .tile = kTile,
                         .device_is_host = random() % 2 == 0};
-    for (model::UnitDesc& unit : c.inputs.model.units) unit.traits.trained = random() % 4 != 0;
+    for (model::UnitDesc& unit : c.inputs.model.units)
+      unit.traits.trained = unit.traits.trained && random() % 4 != 0;
     SCOPED_TRACE(i);
     expect_proved(c);
     if (c.inputs.state_for == PlanPurpose::evaluate) continue;

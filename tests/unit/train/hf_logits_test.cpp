@@ -162,6 +162,27 @@ TEST_P(HfLogits, AreThoseOfTransformersInTraining) {
   }
 }
 
+// An offset that all experts' biases have in common changes no choice. Published models have
+// offsets a hundred times as large as what is between biases, which bf16 would not keep.
+TEST(RouterBias, IsNotRoundedWithOtherParameters) {
+  const Reference of_tokens("glm4_moe");
+  const Model m("glm4_moe");
+  const auto device = kernels::make_cpu_device({.threads = 1});
+  const auto logits = [&](float offset, float factor) {
+    memory::HostTier tier;
+    const auto source = [&](const model::ParamDesc& p, Range range, std::span<float> out) {
+      m.source()(p, range, out);
+      if (!p.name.ends_with(".router.bias")) return;
+      for (float& x : out) x = offset + factor * x;
+    };
+    train::Generator generator(m.config, *device, tier, source, {.type = DType::bf16});
+    const auto rows = generator.whole(of_tokens.tokens);
+    return std::vector(rows.begin(), rows.end());
+  };
+  EXPECT_EQ(logits(64, 1), logits(0, 1));
+  EXPECT_NE(logits(0, 0), logits(0, 1)) << "biases choose";
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                          ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
                                            "gpt_neox", "gemma2", "gemma3", "llama_yarn",

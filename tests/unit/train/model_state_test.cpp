@@ -192,7 +192,7 @@ TEST(ModelState, MovesBetweenLayouts) {
                                        {.data = 2, .stage = 1, .pipeline = 4},
                                        {2, 3, DType::bf16, 4, 2}};
   for (const auto& config :
-       {gpt2_like(), llama_like(), qwen_like(), gemma2_like(), deepseek_like()}) {
+       {gpt2_like(), llama_like(), qwen_like(), gemma2_like(), balanced_like()}) {
     for (const Layout& from : layouts) {
       const TemporaryDirectory directory;
       const auto path = save(directory.path(), config, from);
