@@ -337,6 +337,11 @@ class Bench {
                       .routing = routing},
         text(logits));
     row(CountChoices{.experts = chosen, .counts = memory.zeros(DType::i64, {count})}, text(chosen));
+    row(BalanceExperts{.choices = memory.zeros(DType::i64, {count}),
+                       .bias = memory.floats(DType::f32, {count}),
+                       .verdict = memory.filled({kVerdictFields}, 1),
+                       .rate = 1e-3F},
+        text(logits));
     row(Dispatch{.experts = chosen, .place = place, .source = source, .begins = begins},
         text(chosen));
     const View x = memory.floats(type_, {tokens, columns}),

@@ -177,8 +177,8 @@ class Resolver {
     TaskSection& task = loaded_.deck.task;
     if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
     if (open("task.beta") && has_reference(task.kind)) task.beta = 0.1;
-    // What a model directory says of it is of targets, which pairs do not have; biases balance
-    // without it.
+    // What a model directory says of it is of targets, which pairs do not have; models with biases
+    // are balanced by these, and are not meant to be by it.
     MoeSection& moe = loaded_.deck.model.moe;
     const bool without = has_pairs(task.kind) || moe.bias;
     if (without && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss")) moe.aux_loss = 0;

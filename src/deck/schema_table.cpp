@@ -437,7 +437,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::moe, &MoeSection::bias_update>(
         "moe.bias_update",
         "by how much each step moves these biases: up for experts that were chosen less often "
-        "than experts were on average, down for others, by no learning rate; 0: they stay",
+        "than experts were on average, down for others, by no learning rate; 0: they stay, as "
+        "those of frozen layers do",
         {.limits = as_f32(at_least(0)),
          .unset = "0.001 with moe.bias; 0.0 where they come from model.init_from, beside adapters "
                   "and where samples are padded",

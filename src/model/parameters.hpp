@@ -88,7 +88,7 @@ struct Storage {
 
 /// In what a unit may differ from others.
 struct UnitTraits {
-  bool trained = true;  // else frozen: no gradient, no optimizer's state, no update
+  bool trained = true;  // else frozen: no gradient, no optimizer's state, no update by it
   /// How a frozen unit's parameters are kept; nothing: in the run's compute type. Else they are
   /// turned into that before each use.
   std::optional<Storage> stored;

@@ -143,6 +143,19 @@ class Shown(ExpertsTest):
         self.assertGreaterEqual(wire["intra"], exchanges + 4 * others)
         self.assertLessEqual(wire["intra"], exchanges + 4 * others * 1.03)  # and padding
 
+    def test_averages_of_weights_go_with_the_newest_biases(self):
+        self.train(2, self.deck_of("averaged", "balanced", optimizer__ema=0.5, zero__stage=3,
+                                   guard__check_replicas=2, data__validation=[str(self.corpus)],
+                                   evaluate__batches=2))
+        self.assertTrue(all(e["equal"] and e["elements"] > 0 for e in metrics.read_events(
+            self.dir / "averaged") if e["event"] == "replicas"))
+        shown = []
+        for options in ((), ("--ema",)):
+            job = self.run_job(1, "evaluate", self.dir / "averaged", *options)
+            self.assertEqual(job.code, 0, job.output)
+            shown.append(re.search(r"loss ([\d.]+)", job.output)[1])
+        self.assertNotEqual(*shown)
+
     def test_evaluation_drops_nothing(self):
         """A run that drops evaluates as one with the same weights that does not."""
         deck = self.deck_of("dropping", "dropping", moe__capacity=1.0)

@@ -4,6 +4,7 @@ Each test file is started by ctest with TESSERA_BINARY (the program), TESSERA_MP
 started, up to and including the flag before their number) and TESSERA_SOURCE_DIR."""
 
 import array
+import itertools
 import json
 import os
 import pathlib
@@ -34,10 +35,13 @@ import metrics  # noqa: E402
 NOTE_CODE = 'rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "$@"; echo $? > "$CODES/$rank"'
 
 
+_turns = itertools.count()
+
+
 def some_of(layouts):
-    """All of them, or one of so many: those that run the same code with other numbers add little to
-    what sanitizers see."""
-    return layouts[::ONE_LAYOUT_OF]
+    """All of them, or one of so many, others at each call: together a file's tests have all kinds of
+    layouts, which sanitizers need not see in every model."""
+    return layouts[next(_turns) % min(ONE_LAYOUT_OF, len(layouts))::ONE_LAYOUT_OF]
 
 
 def write_tokens(prefix, count=3000, vocab=97, seed=1):

@@ -15,8 +15,8 @@ std::int64_t now() {
 }  // namespace
 
 // Who yields its core sleeps. Open MPI's ranks yield for as long as they wait, and the kernel goes
-// on giving them their share of the cores, which those that work then lack. A wait is made longer
-// by an eighth at most, or by the least sleep; one that goes on wakes a thousand times a second.
+// on giving them their share of the cores, which those that work then lack. Sleeps are an eighth of
+// the time in which nothing but waiting was done, within these bounds.
 extern "C" int sched_yield() noexcept {
   constexpr std::int64_t kShortest = 20'000, kLongest = 1'000'000;  // ns
   thread_local std::int64_t began = 0, yielded = 0;                 // of the wait that goes on

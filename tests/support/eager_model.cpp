@@ -107,11 +107,13 @@ struct EagerModel::Pass {
     return units;
   }
 
-  /// Parameters, or gradients, of the block that is unit `i`, with its adapters.
+  /// Parameters, or gradients, of the block that is unit `i`, with what is a unit of its own.
   std::vector<model::UnitViews> units_of(const std::vector<model::ParameterViews>& views,
                                          std::size_t i) const {
     std::vector<model::UnitViews> units{{&model.units_[i], views[i]}};
-    if (model.units_[i + 1].has_adapters()) units.push_back({&model.units_[i + 1], views[i + 1]});
+    for (std::size_t j = i + 1; j < views.size() && model.units_[j].layer == model.units_[i].layer;
+         ++j)
+      units.push_back({&model.units_[j], views[j]});
     return units;
   }
   model::BlockWeights block(const std::vector<model::ParameterViews>& views, std::size_t i) const {

@@ -219,12 +219,13 @@ struct PlanShape {
 /// What a rank has of one unit, in elements: its shard, and how many of these it counts, that is,
 /// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
-  bool trained = false;    // its gradient enters the norm and updates it
-  bool errors = false;     // what rounding its gradient loses is kept (error feedback)
-  bool momentum = false;   // it travels as momentum, compressed, in place of its gradient,
-  bool by_nodes = false;   // and is rounded on the way, as sums of nodes
-  bool factors = false;    // its tensors have factors (optim::TensorFactors)
-  bool balances = false;   // the step moves it by choices of experts
+  bool trained = false;   // its gradient enters the norm and updates it
+  bool errors = false;    // what rounding its gradient loses is kept (error feedback)
+  bool momentum = false;  // it travels as momentum, compressed, in place of its gradient,
+  bool by_nodes = false;  // and is rounded on the way, as sums of nodes
+  bool factors = false;   // its tensors have factors (optim::TensorFactors)
+  BufferId balance = -1;  // its parameters, which the step moves by choices of experts; -1: it does
+                          // not
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::optional<kernels::BlockFormat> codes;  // which its parameters are kept as, not as elements

@@ -232,7 +232,6 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
         .momentum = momentum,
         .by_nodes = momentum && by_nodes,
         .factors = s.trained && in.optimizer.momentum && in.optimizer.momentum->factors.has_value(),
-        .balances = balances_in(in, unit, plan.shape),
         .parts = s.layout.padded / s.layout.shard,
         .shard = s.layout.shard,
         .codes = in.stored(unit).codes};
@@ -244,6 +243,8 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].held) continue;
     add_parameters(plan, in, in.model.units[u], states[u]);
+    if (balances_in(in, in.model.units[u], plan.shape))
+      plan.shares[u].balance = buffer_of(states[u].parameters);
     add_kept(plan, in, in.model.units[u], states[u]);
     for (std::size_t r = 0; r < rows.size(); ++r)
       plan.shares[u].kept.push_back(saved_of(rows[r], states[u], r).count());

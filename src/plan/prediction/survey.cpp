@@ -41,8 +41,8 @@ void measure_first(const PlanInputs& in, const Plan& first, RankFigures& figures
   for (std::size_t u = 0; u < first.shares.size(); ++u) {
     const model::UnitDesc& unit = in.model.units[u];
     const UnitShare& share = first.shares[u];
-    figures.elements[share.parts].add(unit.traits.trained, in.stored(unit),
-                                      share.shard * share.parts);
+    figures.elements[unit.traits.divided ? share.parts : 1].add(
+        unit.traits.trained, in.stored(unit), share.shard * share.parts);
   }
 }
 

@@ -34,7 +34,7 @@ class LossCheck {
         reject(plan_, routed.made, "chooses experts that are not in the step's counts once");
     }
     for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
-      if (plan_.shares[u].balances != balanced_.contains(static_cast<std::int32_t>(u)))
+      if ((plan_.shares[u].balance >= 0) != balanced_.contains(static_cast<std::int32_t>(u)))
         throw InternalError(fmt::format("broken plan: unit {} is not balanced as it should be", u));
     }
     for (auto& [buffer, slopes] : slopes_) {
@@ -192,10 +192,13 @@ class LossCheck {
     const auto behind = rows_.upper_bound(unit);
     const bool of_layer =
         rows_.empty() || (behind != rows_.begin() && std::prev(behind)->second == row);
-    if (!summed_ || row < 0 || !of_layer || balanced_.contains(unit) ||
+    if (!decided_ || row < 0 || !of_layer || balanced_.contains(unit) ||
         !in_order(balanced_, unit, row) || !homes_.is_at(balance.verdict, plan_.verdict))
       reject(plan_, at_, "balances experts by other choices than all of the step's of their layer");
+    if (homes_.home_of(balance.bias).buffer != at(plan_.shares, unit).balance)
+      reject(plan_, at_, "balances other experts than its unit's");
   }
+  void follow(const kernels::Verdict&) { decided_ = summed_; }
 
   /// A layer's row, its counts and what was dropped.
   View choices_of(std::int64_t row) const {
@@ -273,7 +276,7 @@ class LossCheck {
   RangeMap<bool> cleared_;  // bytes of words
   std::map<BufferId, Routed> routed_;
   std::map<std::int32_t, std::int64_t> rows_, balanced_;  // of choices, by unit
-  bool summed_ = false;
+  bool summed_ = false, decided_ = false;
 };
 
 }  // namespace

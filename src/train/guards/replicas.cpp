@@ -13,7 +13,7 @@ namespace {
 /// ranks hold whole has the first of them, a tied matrix has the first stage's rank. With several
 /// data ranks and a ZeRO stage above 0, each data rank has a set of its own, for its shard. Units
 /// of whose slices other ranks have copies are in other sets: experts that data ranks divide, and
-/// frozen units, whose owner has a copy as the others have.
+/// frozen units, of which those who own no slice have copies too.
 enum class Kind : std::int64_t {
   slice,
   slice_of_experts,
@@ -157,7 +157,10 @@ bool keeps_copies(const plan::PlanInputs& inputs) {
   const Sharding sharding = inputs.sharded();
   const bool whole = std::ranges::any_of(  // frozen units are on all that share them
       inputs.model.units, [](const model::UnitDesc& unit) { return !unit.traits.trained; });
-  const bool data = !sharding.parameters && mesh.data > (sharding.states && !whole ? 2 : 1);
+  const bool everywhere = std::ranges::any_of(
+      inputs.model.units, [](const model::UnitDesc& unit) { return !unit.traits.divided; });
+  const bool data = (everywhere && mesh.data > 1) ||
+                    (!sharding.parameters && mesh.data > (sharding.states && !whole ? 2 : 1));
   const bool ends = mesh.pipeline > 1 && inputs.model.config.tied_embeddings;
   return data || mesh.tensor > 1 || ends;
 }

@@ -85,10 +85,15 @@ ParameterSource initial_values(std::uint64_t seed) {
 bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc> units,
                std::string_view state) {
   return std::ranges::all_of(units, [&](const model::UnitDesc& unit) {
-    return std::ranges::all_of(unit.params, [&](const model::ParamDesc& p) {
+    return !unit.traits.trained || std::ranges::all_of(unit.params, [&](const model::ParamDesc& p) {
       return checkpoint.find(p.name, state).has_value();
     });
   });
+}
+
+std::string weights_in(const io::Checkpoint& checkpoint, const model::ParamDesc& p,
+                       std::string_view state) {
+  return std::string(checkpoint.find(p.name, state) ? state : "master");
 }
 
 DataError no_averaged_weights(const std::filesystem::path& checkpoint) {
@@ -431,7 +436,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
     }
     const auto want = [&](const model::ParamDesc& p, const MatrixRange& part,
                           std::vector<RealView> targets) {
-      std::string from = row == plan::kMasterRow ? weights_ : kept.name;
+      std::string from = row == plan::kMasterRow ? weights_in(checkpoint, p, weights_) : kept.name;
       auto entry = checkpoint.find(p.name, from);
       if (!entry && kept.begins_as_weights) {
         from = weights_;

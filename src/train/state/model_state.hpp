@@ -39,9 +39,13 @@ struct NonFiniteElement {
   DType type = DType::f32;
 };
 
-/// Whether a checkpoint has this state of all parameters.
+/// Whether a checkpoint has this state of all parameters that are trained.
 bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc> units,
                std::string_view state);
+/// The state of a checkpoint that has a parameter's weights where those of such a state are wanted:
+/// what is frozen has no other than the master weights.
+std::string weights_in(const io::Checkpoint& checkpoint, const model::ParamDesc& parameter,
+                       std::string_view state);
 
 /// The error of a checkpoint of which averaged weights are wanted, and which has none.
 DataError no_averaged_weights(const std::filesystem::path& checkpoint);
@@ -97,8 +101,8 @@ class ModelState {
   };
   /// The copy of data rank `owner`'s slice of a unit: the parameters, and the optimizer's state
   /// where that is replicated too. At ZeRO stages 1 and 2 the owner itself gives none, because its
-  /// parameters are newer than the others' until they are published. At stage 3 there are no
-  /// copies.
+  /// parameters are newer than the others' until they are published. At stage 3 there are
+  /// copies of what ZeRO does not divide alone.
   Copy slice_copy(std::size_t unit, std::int64_t owner) const;
   /// The copy of what this rank updates of a unit (parameters and optimizer state): all of it, or
   /// only what every tensor rank holds whole. Of the latter only elements that all tensor ranks of

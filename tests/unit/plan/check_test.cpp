@@ -393,15 +393,29 @@ TEST(Check, RejectsBiasesThatBalanceByOtherChoices) {
     expect_rejected(with_each<BalanceExperts>(
                         plan, [&](BalanceExperts& b) { b.verdict = plan.scalars.range(0, 2); }),
                     "the verdict");
-    Plan early = plan;
-    const auto words = std::ranges::find_if(early.ops, [](const Op& op) {
-      const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
-      return call != nullptr && std::holds_alternative<comm::AllReduceWords>(*call);
-    });
-    const auto balance = std::ranges::find(early.ops, OpKind::balance, &Op::kind);
-    ASSERT_LT(words, balance);
-    std::rotate(words, balance, balance + 1);
-    EXPECT_THROW(check(early), InternalError) << "before ranks have added up what they chose";
+    std::vector<View> biases;
+    for (const Op& op : plan.ops) {
+      if (op.kind == OpKind::balance)
+        biases.push_back(std::get<BalanceExperts>(std::get<kernels::KernelCall>(op.call)).bias);
+    }
+    ASSERT_EQ(std::ssize(biases), c.inputs.model.config.layers);
+    Plan crossed = plan;
+    for (Op& op : crossed.ops) {
+      visit_args(op.call, [&](auto& args) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(args)>, BalanceExperts>)
+          args.bias = biases.back(), biases.pop_back();
+      });
+    }
+    EXPECT_THROW(check(crossed), InternalError) << "each layer's own";
+    for (const std::string_view before : {"all_reduce_words", "verdict"}) {
+      Plan early = plan;
+      const auto first = std::ranges::find_if(
+          early.ops, [&](const Op& op) { return call_name(op.call) == before; });
+      const auto balance = std::ranges::find(early.ops, OpKind::balance, &Op::kind);
+      ASSERT_LT(first, balance) << before;
+      std::rotate(first, balance, balance + 1);
+      EXPECT_THROW(check(early), InternalError) << before;
+    }
   }
 }
 

@@ -26,7 +26,7 @@ using train::SamplingRule;
 TEST(Generator, SeesWhatTrainingSees) {
   const auto device = kernels::make_cpu_device({});
   for (auto config : {gpt2_like(), llama_like(), qwen_like(), olmo2_like(), gpt_neox_like(),
-                      gptj_like(), gemma2_like(), mixtral_like(), deepseek_like()}) {
+                      gptj_like(), gemma2_like(), mixtral_like(), balanced_like()}) {
     const std::int64_t n = config.context;
     EagerModel training(config, DType::f32, 1, *device, test_values(11));
     const TokenBatch batch = batch_of(config, 3, 1, n);

@@ -42,7 +42,7 @@ std::vector<Setting> settings() {
     ModelConfig mixtral = mixtral_like();
     mixtral.dropout = gpt_neox.dropout;
     all.push_back({"mixtral", mixtral, compute});
-    all.push_back({"deepseek", deepseek_like(), compute});
+    all.push_back({"balanced", balanced_like(), compute});
     ModelConfig bert = bert_like(), classifier = classifier_like();
     bert.dropout = classifier.dropout = model::same_dropout(0.2F);
     all.push_back({"bert", bert, compute});
