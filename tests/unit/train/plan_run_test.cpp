@@ -305,8 +305,10 @@ struct Frozen {
          const std::vector<std::size_t>& units, std::optional<model::Storage> stored = {}) {
     auto inputs = plan_inputs_of(s.config, device, s.compute);
     inputs.recompute = policy;
-    for (const std::size_t u : units)
-      inputs.model.units[u].traits = {.trained = false, .stored = stored};
+    for (const std::size_t u : units) {
+      model::UnitTraits& traits = inputs.model.units[u].traits;
+      traits.trained = false, traits.stored = stored;
+    }
     PlanRun run(inputs, device, {.sequence = kSequence, .micro = kMicro, .micro_batches = 2});
     run.state().set_parameters(test_values(11));
     const StepShown step = run.step(40, {.lr = 0.1});
