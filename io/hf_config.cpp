@@ -117,9 +117,8 @@ class ConfigReader {
     if (family->rotary != nullptr) read_rotary(*family->rotary);
     if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
     if (!family->dense_layers.empty()) read_dense_layers(family->dense_layers);
-    for (const std::string_view setting : family->further_layers) {
-      known_.insert(setting);
-      if (const auto value = root_.find(setting))
+    if (!family->further_layers.setting.empty()) {
+      if (const auto value = find_number(family->further_layers))
         config_.further_layers = value->integer(0, kMostLayers);
     }
     refuse_windows_of_others(*family);

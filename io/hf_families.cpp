@@ -247,7 +247,9 @@ HfFamily glm4_moe() {
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &rotary,
-          .further_layers = {"num_nextn_predict_layers", "num_mtp_layers"},
+          .further_layers = {.key = "",
+                             .setting = "num_nextn_predict_layers",
+                             .alias = "num_mtp_layers"},
           .written = {{"num_nextn_predict_layers", 0}}};
 }
 

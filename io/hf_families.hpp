@@ -111,8 +111,8 @@ struct HfFamily {
   const HfRotaryColumns* rotary_columns = nullptr;
   const HfWindows* windows = nullptr;  // null: no windows
   std::string_view dense_layers = "";  // the setting that lists layers without experts
-  /// The names of a setting that says how many layers a file has behind the model's last.
-  std::vector<std::string_view> further_layers = {};
+  /// The setting that says how many layers a file has behind the model's last, if there is one.
+  HfNumberRow further_layers = {};
   std::vector<std::string_view> unused = {};   // settings that have no effect beside `fixed` ones
   std::vector<HfFixedRow> written = {};        // of those, which an export has
   std::vector<std::string_view> classes = {};  // of which files can be; empty: they need not say

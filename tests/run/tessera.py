@@ -25,7 +25,7 @@ MPIEXEC = shlex.split(os.environ["TESSERA_MPIEXEC"])
 MPICH = "mpich" in MPIEXEC[0]
 TIMES_SLOWER = int(os.environ.get("TESSERA_TIMES_SLOWER", 1))  # of programs with sanitizers
 TIMEOUT = 120 * TIMES_SLOWER  # seconds; a job that takes longer hangs
-ONE_LAYOUT_OF = int(os.environ.get("TESSERA_ONE_LAYOUT_OF", 1))
+ONE_LAYOUT_OF = int(os.environ.get("TESSERA_ONE_LAYOUT_OF", 1))  # as some_of says
 
 sys.path.insert(0, str(SOURCE / "tools"))
 import metrics  # noqa: E402

@@ -81,7 +81,7 @@ void add_balance(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   for (std::size_t u = 0; u < states.size(); ++u) {
     const model::UnitDesc& unit = in.model.units[u];
     if (unit.has("mlp.router.weight")) ++layers;
-    if (!states[u].held || !balances_in(in, unit, plan.shape)) continue;
+    if (plan.shares[u].balance < 0) continue;
     const std::int64_t experts = in.model.config.experts.count;
     plan.ops.push_back(op_of(OpKind::balance, Stream::compute, u,
                              kernels::KernelCall{kernels::BalanceExperts{

@@ -18,7 +18,8 @@ void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
 }
 
-bool balances_in(const PlanInputs& in, const model::UnitDesc& unit, const PlanShape& shape) {
+/// Whether a step moves the unit by choices of experts.
+static bool balances_in(const PlanInputs& in, const model::UnitDesc& unit, const PlanShape& shape) {
   const bool trains =
       shape.purpose == PlanPurpose::train || shape.purpose == PlanPurpose::train_snapshot;
   return unit.traits.balances && in.balance_rate > 0 && trains;

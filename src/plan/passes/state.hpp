@@ -79,9 +79,6 @@ void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
 /// addresses.
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
 
-/// Whether a step moves the unit by choices of experts.
-bool balances_in(const PlanInputs& inputs, const model::UnitDesc& unit, const PlanShape& shape);
-
 /// Where a unit's parameters are first wanted, at home: by which op.
 struct FirstUse {
   std::size_t unit, op;
