@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -54,7 +53,7 @@ class Unpacked {
  private:
   void copy(void* to, std::size_t count) {
     TESSERA_CHECK(count <= bytes_.size(), "{} bytes of {}", count, bytes_.size());
-    std::memcpy(to, bytes_.data(), count);
+    bytes_.copy(static_cast<char*>(to), count);
     bytes_.remove_prefix(count);
   }
   std::string_view bytes_;
