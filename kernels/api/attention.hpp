@@ -9,10 +9,11 @@
 namespace tessera::kernels {
 
 struct AttentionShape {
-  std::int64_t heads = 0;     // H
-  std::int64_t kv_heads = 0;  // KV
-  std::int64_t head_dim = 0;  // D
-  float scale = 0;            // of scores, normally 1 / sqrt(D)
+  std::int64_t heads = 0;      // H
+  std::int64_t kv_heads = 0;   // KV
+  std::int64_t head_dim = 0;   // D
+  std::int64_t value_dim = 0;  // E, of values and of what comes out; 0: D
+  float scale = 0;             // of scores, normally 1 / sqrt(D)
   /// Which keys a query may see: those up to its own, or all. With a window only those that are
   /// fewer than `window` tokens away from it, itself included.
   AttentionMask mask = AttentionMask::causal;
@@ -22,6 +23,7 @@ struct AttentionShape {
   /// the first query head: a rank may begin and end within such a group.
   std::int64_t group = 0, skip = 0;
 
+  constexpr std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
   std::int64_t kv_head_of(std::int64_t head) const {
     return (skip + head) / (group > 0 ? group : heads / kv_heads);
   }
@@ -48,13 +50,13 @@ inline double AttentionShape::most_pairs(std::int64_t first, std::int64_t querie
 /// where keys of earlier tokens come from a cache, any T where ranks have parts of a sequence. It
 /// sees the keys that the shape's mask and window let it see, of its own document. Dropout acts on
 /// probabilities, element (h S + first + t) S + s of its sample. q, k and v may be column ranges of
-/// one (B, T, (H + 2 KV) D) matrix.
+/// one matrix.
 struct Attention {
   static constexpr const char* kName = "attention";
   View q;          // (B, T, H D)
   View k;          // (B, S, KV D)
-  View v;          // (B, S, KV D)
-  View out;        // (B, T, H D)
+  View v;          // (B, S, KV E)
+  View out;        // (B, T, H E)
   View lse;        // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
   View documents;  // see check_documents; absent: a sample is one document
   AttentionShape shape;
@@ -66,7 +68,7 @@ struct Attention {
   std::int64_t first_token() const { return first < 0 ? k.extent(1) - q.extent(1) : first; }
   /// Of what mask and window let queries see; documents are not looked at.
   double flop() const {
-    return 4.0 * static_cast<double>(q.extent(0) * q.cols()) *
+    return 2.0 * static_cast<double>(q.extent(0) * (q.cols() + out.cols())) *
            shape.most_pairs(first_token(), q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
@@ -79,19 +81,27 @@ struct Attention {
 
 inline void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
   TESSERA_CHECK(s.window >= 0 && s.soft_cap >= 0, "window {}, soft cap {}", s.window, s.soft_cap);
-  TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.skip >= 0 &&
-                    (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
+  TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.value_dim >= 0 &&
+                    s.skip >= 0 && (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
                     s.kv_head_of(s.heads - 1) < s.kv_heads,
                 "{} heads of {} columns in groups of {} after {}, {} kv heads", s.heads, s.head_dim,
                 s.group, s.skip, s.kv_heads);
   check_floats({q});
-  check_same_matrix({k, v});
-  TESSERA_CHECK(q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) &&
-                    q.extent(1) <= k.extent(1) && q.cols() == s.heads * s.head_dim &&
-                    k.cols() == s.kv_heads * s.head_dim,
-                "queries ({}, {}, {}), keys ({}, {}, {}) for {} heads, {} kv heads of {}",
-                q.extent(0), q.extent(1), q.extent(2), k.extent(0), k.extent(1), k.extent(2),
-                s.heads, s.kv_heads, s.head_dim);
+  TESSERA_CHECK(
+      q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) && q.extent(1) <= k.extent(1) &&
+          q.cols() == s.heads * s.head_dim && k.cols() == s.kv_heads * s.head_dim &&
+          v.rows() == k.rows() && v.cols() == s.kv_heads * s.values(),
+      "queries ({}, {}, {}), keys ({}, {}, {}), values ({}, {}) for {} heads, {} kv heads "
+      "of {} and {}",
+      q.extent(0), q.extent(1), q.extent(2), k.extent(0), k.extent(1), k.extent(2), v.rows(),
+      v.cols(), s.heads, s.kv_heads, s.head_dim, s.values());
+}
+
+/// (B, T, H E) beside queries.
+inline void check_of_values(const AttentionShape& s, const View& q, const View& x) {
+  TESSERA_CHECK(x.rows() == q.rows() && x.cols() == s.heads * s.values(),
+                "({}, {}) beside {} queries of {} heads, whose values have {} columns", x.rows(),
+                x.cols(), q.rows(), s.heads, s.values());
 }
 
 /// Of an Attention or its backward.
@@ -106,7 +116,7 @@ inline void check(const Attention& a) {
   check_queries(a);
   check_documents(a.documents, a.k.extent(0), a.k.extent(1));
   check_same_type({a.q, a.k, a.v, a.out});
-  check_same_matrix({a.q, a.out});
+  check_of_values(a.shape, a.q, a.out);
   const std::int64_t samples = a.q.extent(0);
   if (a.lse) check_flat({a.lse}, DType::f32, samples * a.shape.heads * a.q.extent(1));
   check_dropout(a.dropout, samples);
@@ -121,10 +131,10 @@ enum class SumOrder : std::uint8_t { fixed, any };
 struct AttentionBackward {
   static constexpr const char* kName = "attention_backward";
   View q, k, v;        // as in Attention
-  View out;            // (B, T, H D)
+  View out;            // (B, T, H E)
   View lse;            // (B, H, T) f32
   View documents;      // as in Attention
-  View d_out;          // (B, T, H D)
+  View d_out;          // (B, T, H E)
   View d_q, d_k, d_v;  // shapes of q, k, v
   AttentionShape shape;
   Dropout dropout;
@@ -134,9 +144,9 @@ struct AttentionBackward {
   View scratch;
 
   std::int64_t first_token() const { return first < 0 ? k.extent(1) - q.extent(1) : first; }
-  /// As of Attention.
+  /// As of Attention: scores, d_q and d_k, and two products of values.
   double flop() const {
-    return 10.0 * static_cast<double>(q.extent(0) * q.cols()) *
+    return 2.0 * static_cast<double>(q.extent(0) * (3 * q.cols() + 2 * out.cols())) *
            shape.most_pairs(first_token(), q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
@@ -155,8 +165,10 @@ inline void check(const AttentionBackward& a) {
   check_same_type({a.q, a.k, a.v, a.out, a.d_out, a.d_q});
   check_same_type({a.d_k.type == DType::f32 ? a.d_v : a.q, a.d_k});
   check_same_type({a.d_k, a.d_v});
-  check_same_matrix({a.q, a.out, a.d_out, a.d_q});
-  check_same_matrix({a.k, a.v, a.d_k, a.d_v});
+  check_same_matrix({a.q, a.d_q});
+  check_of_values(a.shape, a.q, a.out), check_of_values(a.shape, a.q, a.d_out);
+  check_same_matrix({a.k, a.d_k});
+  check_same_matrix({a.v, a.d_v});
   const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
   check_flat({a.lse}, DType::f32, samples * a.shape.heads * tokens);
   check_dropout(a.dropout, samples);

@@ -13,6 +13,7 @@
 #include "kernels/api/elementwise.hpp"
 #include "kernels/api/embed.hpp"
 #include "kernels/api/experts.hpp"
+#include "kernels/api/heads.hpp"
 #include "kernels/api/linear.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
@@ -42,6 +43,8 @@ namespace tessera::kernels {
   F(Attention) \
   F(AttentionBackward) \
   F(Rope) \
+  F(JoinHeads) \
+  F(SplitHeads) \
   F(Activate) \
   F(ActivateBackward) \
   F(Classify) \

@@ -24,11 +24,11 @@ struct RopeScaling {
   double fast_turns = 32, slow_turns = 1, magnitude = 0;
 };
 
-/// Rotary positions (Su et al. 2021), in place. The pair i of the first R columns of each head
-/// turns by (first_position + t) theta^(-2 i / R), changed as `scaling` says; with documents,
-/// positions count from the begin of the token's document, where a sample is a part of a sequence
-/// from one before it. Direction::inverse turns the gradient back: it is the transpose, so that
-/// yarn's magnitude multiplies there too.
+/// Rotary positions (Su et al. 2021), in place. The pair i of R columns of each head, those from
+/// `first_column` on, turns by (first_position + t) theta^(-2 i / R), changed as `scaling` says;
+/// with documents, positions count from the begin of the token's document, where a sample is a part
+/// of a sequence from one before it. Direction::inverse turns the gradient back: it is the
+/// transpose, so that yarn's magnitude multiplies there too.
 struct Rope {
   enum class Direction : std::uint8_t { forward, inverse };
   static constexpr const char* kName = "rope";
@@ -36,6 +36,7 @@ struct Rope {
   View documents;  // see check_documents; absent: a sample is one document
   std::int64_t head_dim = 0;
   std::int64_t rotary_dim = 0;      // R; 0: D
+  std::int64_t first_column = 0;    // of each head, that turns
   std::int64_t first_position = 0;  // 0 with documents
   std::int64_t longest = 0;         // tokens of a document at most; 0: T
   double theta = 10000.0;
@@ -76,10 +77,10 @@ inline void check(const Rope& a) {
   TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
                 a.first_position);
   TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.x.cols() % a.head_dim == 0 &&
-                    a.rotary_dim >= 0 && a.turned() % 2 == 0 && a.turned() <= a.head_dim &&
-                    a.first_position >= 0,
-                "{} columns of heads of {}, of which {} turn, from position {}", a.x.cols(),
-                a.head_dim, a.turned(), a.first_position);
+                    a.rotary_dim >= 0 && a.turned() % 2 == 0 && a.first_column >= 0 &&
+                    a.first_column + a.turned() <= a.head_dim && a.first_position >= 0,
+                "{} columns of heads of {}, of which {} from {} on turn, from position {}",
+                a.x.cols(), a.head_dim, a.turned(), a.first_column, a.first_position);
   check(a.scaling, a.turned());
 }
 

@@ -1,6 +1,8 @@
 // Attention on a GPU by kernels of our own: checks arguments, chooses tiles, launches.
 #include "kernels/cuda/attention.cuh"
 
+#include <algorithm>
+
 #include "core/math.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/launch.hpp"
@@ -15,9 +17,10 @@ namespace {
 /// 0.
 template <typename F>
 void with_dim(const AttentionShape& shape, F&& f) {
-  if (shape.head_dim <= 64) {
+  const std::int64_t wider = std::max(shape.head_dim, shape.values());
+  if (wider <= 64) {
     f.template operator()<64>();
-  } else if (shape.head_dim <= 128) {
+  } else if (wider <= 128) {
     f.template operator()<128>();
   } else {
     f.template operator()<kMostHeadDim>();
@@ -25,12 +28,15 @@ void with_dim(const AttentionShape& shape, F&& f) {
 }
 
 /// Whether rows of all heads of all operands begin on 16 bytes and are whole vectors.
-bool whole_vectors(std::int64_t dim, std::initializer_list<View> views) {
+bool whole_vectors(const AttentionShape& shape, std::initializer_list<View> views) {
   constexpr std::int64_t kBytes = 16;
   bool all = true;
   for (const View& v : views) {
-    all = all && reinterpret_cast<std::uintptr_t>(v.data) % kBytes == 0 &&
-          v.ld * size_of(v.type) % kBytes == 0 && dim * size_of(v.type) % kBytes == 0;
+    const auto whole = [&](std::int64_t elements) {
+      return elements * size_of(v.type) % kBytes == 0;
+    };
+    all = all && reinterpret_cast<std::uintptr_t>(v.data) % kBytes == 0 && whole(v.ld) &&
+          whole(shape.head_dim) && whole(shape.values());
   }
   return all;
 }
@@ -45,20 +51,20 @@ void with_masking(const AttentionSetting& s, F&& f) {
   }
 }
 
+int narrow(std::int64_t n) {
+  TESSERA_CHECK(n <= 0x7fffffff, "an extent of {}", n);
+  return static_cast<int>(n);
+}
+
 template <typename Operation>
 AttentionSetting setting_of(const Operation& a, bool vectors) {
   const AttentionShape& shape = a.shape;
-  const auto narrow = [](std::int64_t n) {
-    TESSERA_CHECK(n <= 0x7fffffff, "an extent of {}", n);
-    return static_cast<int>(n);
-  };
   return {.samples = narrow(a.q.extent(0)),
           .queries = narrow(a.q.extent(1)),
           .keys = narrow(a.k.extent(1)),
           .first = narrow(a.first_token()),
           .heads = narrow(shape.heads),
           .kv_heads = narrow(shape.kv_heads),
-          .dim = narrow(shape.head_dim),
           .group = narrow(shape.group > 0 ? shape.group : shape.heads / shape.kv_heads),
           .skip = narrow(shape.skip),
           .scale = shape.scale,
@@ -73,27 +79,28 @@ AttentionSetting setting_of(const Operation& a, bool vectors) {
 }
 
 template <typename T>
-HeadsView<const T> read(const View& v) {
-  return {reinterpret_cast<const T*>(v.data), v.ld};
+HeadsView<const T> read(const View& v, std::int64_t dim) {
+  return {reinterpret_cast<const T*>(v.data), v.ld, narrow(dim)};
 }
 template <typename T>
-HeadsView<T> write(const View& v) {
-  return {reinterpret_cast<T*>(v.data), v.ld};
+HeadsView<T> write(const View& v, std::int64_t dim) {
+  return {reinterpret_cast<T*>(v.data), v.ld, narrow(dim)};
 }
 
 template <typename T, int kDim, Masking kMasking>
 void run_forward(const Attention& a, const AttentionSetting& s, const Context& context) {
   using Tiles = ForwardTiles<T, kDim>;
+  const std::int64_t dim = a.shape.head_dim, values = a.shape.values();
   launch_large({.operation = a.kName,
                 .stream = context.queue.stream,
                 .blocks = std::int64_t{s.samples} * s.heads * ceil_div(s.queries, Tiles::kQueries),
                 .threads = Tiles::kThreads,
                 .shared_bytes = Tiles::kSharedBytes},
                attention_forward<T, kDim, kMasking>, s,
-               {.q = read<T>(a.q),
-                .k = read<T>(a.k),
-                .v = read<T>(a.v),
-                .out = write<T>(a.out),
+               {.q = read<T>(a.q, dim),
+                .k = read<T>(a.k, dim),
+                .v = read<T>(a.v, values),
+                .out = write<T>(a.out, values),
                 .lse = reinterpret_cast<float*>(a.lse.data)});
 }
 
@@ -101,6 +108,7 @@ template <typename T, int kDim, Side kSide, Masking kMasking>
 void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const float* delta,
                   const Context& context) {
   using Tiles = BackwardTiles<T, kDim, kSide>;
+  const std::int64_t dim = a.shape.head_dim, values = a.shape.values();
   const std::int64_t heads = std::int64_t{s.samples} * (kSide == Side::keys ? s.kv_heads : s.heads);
   launch_large({.operation = a.kName,
                 .stream = context.queue.stream,
@@ -109,13 +117,13 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
                 .threads = Tiles::kThreads,
                 .shared_bytes = Tiles::kSharedBytes},
                attention_gradient<T, kDim, kSide, kMasking>, s,
-               {.q = read<T>(a.q),
-                .k = read<T>(a.k),
-                .v = read<T>(a.v),
-                .d_out = read<T>(a.d_out),
-                .d_q = write<T>(a.d_q),
-                .d_k = {a.d_k.data, a.d_k.ld},
-                .d_v = {a.d_v.data, a.d_v.ld},
+               {.q = read<T>(a.q, dim),
+                .k = read<T>(a.k, dim),
+                .v = read<T>(a.v, values),
+                .d_out = read<T>(a.d_out, values),
+                .d_q = write<T>(a.d_q, dim),
+                .d_k = write<std::byte>(a.d_k, dim),
+                .d_v = write<std::byte>(a.d_v, values),
                 .wide_keys = a.d_k.type != a.q.type,
                 .add_keys = a.write == Write::add,
                 .lse = reinterpret_cast<const float*>(a.lse.data),
@@ -127,7 +135,7 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
 void run(const Attention& a, const Context& context) {
   check(a);
   if (context.sdpa.run(a)) return;
-  const AttentionSetting s = setting_of(a, whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out}));
+  const AttentionSetting s = setting_of(a, whole_vectors(a.shape, {a.q, a.k, a.v, a.out}));
   with_type(a.q.type, [&]<typename T>() {
     with_dim(a.shape, [&]<int kDim>() {
       with_masking(s, [&]<Masking kMasking>() { run_forward<T, kDim, kMasking>(a, s, context); });
@@ -138,8 +146,7 @@ void run(const Attention& a, const Context& context) {
 void run(const AttentionBackward& a, const Context& context) {
   check(a);
   if (context.sdpa.run(a)) return;
-  const bool vectors =
-      whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
+  const bool vectors = whole_vectors(a.shape, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
   const AttentionSetting s = setting_of(a, vectors);
   auto* delta = reinterpret_cast<float*>(a.scratch.data);
   with_type(a.q.type, [&]<typename T>() {
@@ -149,7 +156,8 @@ void run(const AttentionBackward& a, const Context& context) {
             .stream = context.queue.stream,
             .blocks = ceil_div(rows, kThreads / kWarp),
             .threads = kThreads},
-           attention_delta<T>, s, read<T>(a.out), read<T>(a.d_out), delta);
+           attention_delta<T>, s, read<T>(a.out, a.shape.values()),
+           read<T>(a.d_out, a.shape.values()), delta);
     with_dim(a.shape, [&]<int kDim>() {
       with_masking(s, [&]<Masking kMasking>() {
         run_gradient<T, kDim, Side::keys, kMasking>(a, s, delta, context);

@@ -15,8 +15,8 @@ namespace tessera::kernels::cuda {
 
 /// What all attention kernels need to know of a call.
 struct AttentionSetting {
-  int samples, queries, keys, first, heads, kv_heads, dim;  // first: token of the first query
-  int group, skip;                                          // of AttentionShape, group resolved
+  int samples, queries, keys, first, heads, kv_heads;  // first: token of the first query
+  int group, skip;                                     // of AttentionShape, group resolved
   float scale;
   bool whole_vectors;  // rows of all heads of all operands
   bool dropped;
@@ -48,16 +48,17 @@ __device__ __forceinline__ TokenRange seeing_queries(const AttentionSetting& s, 
   return {static_cast<int>(queries.begin), static_cast<int>(queries.end)};
 }
 
-/// A (B, T, heads D) operand.
+/// A (B, T, heads dim) operand.
 template <typename T>
 struct HeadsView {
   T* data;
   std::int64_t ld;
+  int dim;
 
   __device__ HeadMatrix<T> matrix(const AttentionSetting& s, int sample, int tokens,
                                   int head) const {
-    return {data + std::int64_t{sample} * tokens * ld + std::int64_t{head} * s.dim, ld, tokens,
-            s.dim, s.whole_vectors};
+    return {data + std::int64_t{sample} * tokens * ld + std::int64_t{head} * dim, ld, tokens, dim,
+            s.whole_vectors};
   }
 };
 
@@ -361,7 +362,7 @@ __global__ void attention_delta(AttentionSetting s, HeadsView<const T> out,
   const auto x = out.matrix(s, head_index / s.heads, s.queries, head_index % s.heads);
   const auto y = d_out.matrix(s, head_index / s.heads, s.queries, head_index % s.heads);
   float sum = 0;
-  for (int i = lane_of_warp(); i < s.dim; i += kWarp) {
+  for (int i = lane_of_warp(); i < out.dim; i += kWarp) {
     sum = fmadd(load_one(x.data + query * x.ld + i), load_one(y.data + query * y.ld + i), sum);
   }
   sum = warp_sum(sum);
@@ -606,7 +607,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
   } else {
     const auto store_keys = [&]<typename G>(G*) {
       const auto typed = [](const HeadsView<std::byte>& v) {
-        return HeadsView<G>{reinterpret_cast<G*>(v.data), v.ld};
+        return HeadsView<G>{reinterpret_cast<G*>(v.data), v.ld, v.dim};
       };
       store(d_score_rows, typed(a.d_k), s.scale);
       store(d_value_rows, typed(a.d_v), 1);

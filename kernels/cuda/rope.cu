@@ -18,8 +18,10 @@ void run(const Rope& a, const Context& context) {
   with_type(a.x.type, [&]<typename T>() {
     using Run = RopeRun<T>;
     const View rows(a.scratch.data, DType::f32, {turns.tokens, turns.dim});
+    View x = a.x;
+    x.data += a.first_column * size_of(x.type);
     const Run body{
-        .x = rows_of<T>(a.x),
+        .x = rows_of<T>(x),
         .turns = table,
         .documents = reinterpret_cast<const std::int32_t*>(a.documents.data),
         .heads = heads,
@@ -28,7 +30,7 @@ void run(const Rope& a, const Context& context) {
         .tokens = a.x.extent(1),
         .sign = a.direction == Rope::Direction::forward ? 1.0F : -1.0F,
         .neighbours = a.pairs == RopePairs::neighbours,
-        .wide = half % Run::V == 0 && a.head_dim % Run::V == 0 && wide<Run::V>({a.x, rows})};
+        .wide = half % Run::V == 0 && a.head_dim % Run::V == 0 && wide<Run::V>({x, rows})};
     map<Run::V>(context, a.kName, body, a.x.rows() * heads, half);
   });
 }

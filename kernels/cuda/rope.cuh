@@ -21,7 +21,7 @@ inline __global__ void __launch_bounds__(kTurnThreads)
 template <typename T>
 struct RopeRun {
   static constexpr int V = kRun<T>;
-  Rows<T> x;
+  Rows<T> x;                      // from the first column that turns
   const float* turns;             // (T, 2, half)
   const std::int32_t* documents;  // or null
   std::int64_t heads, head_dim, half, tokens;

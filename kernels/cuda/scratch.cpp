@@ -66,9 +66,12 @@ std::int64_t scratch_bytes(const LinearBackwardWeight& a) {
 
 /// Plans are made of it, so a model that has no kernel is refused before it is run.
 static void check_head(const AttentionShape& shape) {
-  if (shape.head_dim <= kMostHeadDim) return;
-  throw DeckError(fmt::format("model.head_dim = {}: attention on a GPU takes heads of at most {}",
-                              shape.head_dim, kMostHeadDim));
+  const auto check = [](const char* key, std::int64_t dim) {
+    if (dim <= kMostHeadDim) return;
+    throw DeckError(fmt::format("{} = {}: attention on a GPU takes heads of at most {}", key, dim,
+                                kMostHeadDim));
+  };
+  check("model.head_dim", shape.head_dim), check("model.value_dim", shape.values());
 }
 
 std::int64_t scratch_bytes(const Attention& a) {

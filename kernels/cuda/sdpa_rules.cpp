@@ -22,6 +22,7 @@ bool takes(const AttentionShape& shape, const Dropout& dropout, const View& docu
     return false;
   }
   if (queries < kFewestQueries || shape.head_dim > kWidestHead) return false;
+  if (shape.values() != shape.head_dim) return false;
   const std::int64_t element = size_of(type);
   if (shape.head_dim * element % kVectorBytes != 0) return false;
   for (const View& v : operands) {

@@ -243,6 +243,12 @@ class Bench {
     BenchMemory memory(tier_);
     const View q = memory.floats(type_, {m.samples, m.tokens, m.heads * m.head_dim});
     row(Rope{.x = q, .head_dim = m.head_dim}, text(q));
+    // Half as many columns that heads share as a head has of its own.
+    const std::int64_t columns = m.head_dim / 2;
+    const View shared = memory.floats(type_, {m.samples, m.tokens, columns}),
+               joined = memory.floats(type_, {m.samples, m.tokens, m.heads * 3 * columns});
+    row(JoinHeads{.own = q, .shared = shared, .out = joined, .heads = m.heads}, text(joined));
+    row(SplitHeads{.d = joined, .d_own = q, .d_shared = shared, .heads = m.heads}, text(joined));
   }
 
   void norms(const BenchModel& m) {

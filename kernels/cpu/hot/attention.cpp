@@ -102,7 +102,7 @@ void cap_row(float* row, int vecs, float cap, float* slopes) {
 
 // Running softmax of one query row over the tiles seen so far.
 struct RowState {
-  float* out;  // (Dp), scaled by e^-max
+  float* out;  // (Ep), scaled by e^-max
   float& max;
   float& sum;
 };
@@ -142,23 +142,23 @@ void drop_row(const TileDropout& drop, std::int64_t t, std::int64_t s, std::int6
   for (std::int64_t i = 0; i < n; ++i) row[i] *= factors[i];
 }
 
-/// What a forward unit works in: rows of Dp columns for its queries, and a tile of keys.
+/// What a forward unit works in: rows of Dp and Ep columns for its queries, and a tile of keys.
 struct ForwardScratch {
   ForwardScratch(const AttentionShape& shape, float* scratch)
-      : padded(padded_dim(shape)),
+      : dims(padded_dims(shape)),
         q(scratch),
-        out(q + kQueryChunk * padded),
-        max(out + kQueryChunk * padded),
+        out(q + kQueryChunk * dims.q),
+        max(out + kQueryChunk * dims.v),
         sum(max + kQueryChunk),
         k_turned(sum + kQueryChunk),
-        v(k_turned + kTile * padded),
-        scores(v + kTile * padded) {}
+        v(k_turned + kTile * dims.q),
+        scores(v + kTile * dims.wider()) {}
 
-  std::int64_t padded;  // Dp
-  float *q, *out;
+  PaddedDims dims;   // Dp, Ep
+  float *q, *out;    // (256, Dp), (256, Ep)
   float *max, *sum;  // of each row
   float* k_turned;   // (Dp, 64)
-  float* v;          // (64, Dp); holds the keys before they are transposed
+  float* v;          // (64, Ep); holds the keys before they are transposed
   float* scores;
 };
 
@@ -173,7 +173,7 @@ struct ForwardTile {
 void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile& tile,
                   std::int64_t first_token, std::int64_t i, std::int64_t n,
                   const ForwardScratch& x) {
-  const std::int64_t padded = x.padded, query = tile.first_query + i;
+  const std::int64_t query = tile.first_query + i;
   const auto seen_by = [&](std::int64_t row) {
     return tile.sight.keys_of(query + row, tile.document);
   };
@@ -182,18 +182,18 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
   const std::int64_t right = at_most(tile.keys.count(), seen_by(n - 1).end - tile.keys.begin);
   const std::int64_t first_key = tile.keys.begin + left;
   const int vecs = static_cast<int>(ceil_div(right - left, kLanes));
-  tile_product(n, vecs, a.shape.head_dim, {x.q + i * padded, padded, 1}, {x.k_turned + left, kTile},
-               {x.scores, kTile}, Write::overwrite);
+  tile_product(n, vecs, a.shape.head_dim, {x.q + i * x.dims.q, x.dims.q, 1},
+               {x.k_turned + left, kTile}, {x.scores, kTile}, Write::overwrite);
   for (std::int64_t j = 0; j < n; ++j) {
     float* row = x.scores + j * kTile;
     const Range seen = seen_by(j);
     if (a.shape.soft_cap > 0) cap_row(row, vecs, a.shape.soft_cap, nullptr);
     mask_row(row, {seen.begin - first_key, seen.end - first_key}, vecs);
-    softmax_row(row, vecs, padded, {x.out + (i + j) * padded, x.max[i + j], x.sum[i + j]});
+    softmax_row(row, vecs, x.dims.v, {x.out + (i + j) * x.dims.v, x.max[i + j], x.sum[i + j]});
     if (drop) drop_row(drop, first_token + i + j, first_key, right - left, row);
   }
-  tile_product(n, static_cast<int>(padded / kLanes), right - left, {x.scores, kTile, 1},
-               {x.v + left * padded, padded}, {x.out + i * padded, padded}, Write::add);
+  tile_product(n, static_cast<int>(x.dims.v / kLanes), right - left, {x.scores, kTile, 1},
+               {x.v + left * x.dims.v, x.dims.v}, {x.out + i * x.dims.v, x.dims.v}, Write::add);
 }
 
 /// What `rows` of a unit, whose queries are of one document, get of its keys. Tiles of keys begin
@@ -209,9 +209,9 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
   for (std::int64_t s = document.begin + before; s < seen.end; s += kTile) {
     const ForwardTile tile{sight, document, {s, at_most(s + kTile, document.end)}, first_query};
     const std::int64_t count = tile.keys.count();
-    pack({&a.k, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.padded);
-    pack_transposed(x.v, count, dim, x.padded, x.k_turned);
-    pack({&a.v, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.padded);
+    pack({&a.k, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.dims.q);
+    pack_transposed(x.v, count, dim, x.dims.q, x.k_turned);
+    pack({&a.v, unit.sample, s, count, kv_head, a.shape.values()}, 1.0F, x.v, x.dims.v);
     const Range queries = sight.queries_of(tile.keys, document);
     const std::int64_t end = at_most(rows.end, queries.end - first_query);
     for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
@@ -276,8 +276,8 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
     for (std::int64_t t = count; t < vecs * kLanes; ++t) x.scores[t] = 0;
     if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, a.shape.soft_cap, nullptr);
     mask_row(x.scores, {0, count}, vecs);
-    softmax_row(x.scores, vecs, x.padded, {x.out, x.max[0], x.sum[0]});
-    add_values({&a.v, unit.sample, s, count, kv_head, dim}, x.scores, x.out);
+    softmax_row(x.scores, vecs, x.dims.v, {x.out, x.max[0], x.sum[0]});
+    add_values({&a.v, unit.sample, s, count, kv_head, a.shape.values()}, x.scores, x.out);
   }
 }
 
@@ -300,11 +300,11 @@ void forward_queries(const Attention& a, const DropoutRule& rule, const Attentio
 
 void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
                float* scratch) {
-  const std::int64_t dim = a.shape.head_dim;
   const std::int64_t queries = a.q.shape[1], rows = unit.t.count();
   const ForwardScratch x(a.shape, scratch);
-  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, dim}, a.shape.scale, x.q, x.padded);
-  clear(x.out, rows * x.padded);
+  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, a.shape.head_dim}, a.shape.scale, x.q,
+       x.dims.q);
+  clear(x.out, rows * x.dims.v);
   for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked, x.sum[i] = 0;
 
   if (queries == 1 && a.dropout.p == 0) {
@@ -313,8 +313,8 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
     forward_queries(a, rule, unit, x);
   }
   for (std::int64_t i = 0; i < rows; ++i) {
-    unpack(x.out + i * x.padded, x.padded, 1.0F / x.sum[i],
-           {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, dim});
+    unpack(x.out + i * x.dims.v, x.dims.v, 1.0F / x.sum[i],
+           {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, a.shape.values()});
   }
   if (a.lse.data == nullptr) return;
   float* lse = reinterpret_cast<float*>(a.lse.data) +
@@ -369,30 +369,30 @@ void backward_row(float* p, float* d, int vecs, const BackwardRow& row) {
   }
 }
 
-/// What the backward of a kv head works in, Dp columns a row.
+/// What the backward of a kv head works in, Dp or Ep columns a row.
 struct BackwardScratch {
   BackwardScratch(const AttentionShape& shape, std::int64_t heads, std::int64_t tokens,
                   float* scratch)
-      : padded(padded_dim(shape)),
+      : dims(padded_dims(shape)),
         delta(scratch),
         d_q(delta + round_up(heads * tokens, kLanes)),
-        k(d_q + heads * tokens * padded),
-        k_turned(k + kTile * padded),
-        v_turned(k_turned + kTile * padded),
-        d_k(v_turned + kTile * padded),
-        d_v(d_k + kTile * padded),
-        q(d_v + kTile * padded),
-        d_out(q + kTile * padded),
-        p(d_out + kTile * padded),
+        k(d_q + heads * tokens * dims.q),
+        k_turned(k + kTile * dims.wider()),
+        v_turned(k_turned + kTile * dims.q),
+        d_k(v_turned + kTile * dims.v),
+        d_v(d_k + kTile * dims.q),
+        q(d_v + kTile * dims.v),
+        d_out(q + kTile * dims.q),
+        p(d_out + kTile * dims.v),
         d_p(p + kTile * kTile) {}
 
-  std::int64_t padded;         // Dp
+  PaddedDims dims;             // Dp, Ep
   float* delta;                // (heads, T)
   float* d_q;                  // (heads, T, Dp)
-  float* k;                    // (64, Dp)
-  float *k_turned, *v_turned;  // (Dp, 64)
-  float *d_k, *d_v;            // (64, Dp), of the same keys
-  float *q, *d_out;            // (64, Dp)
+  float* k;                    // (64, Dp); holds the values before they are transposed
+  float *k_turned, *v_turned;  // (Dp, 64), (Ep, 64)
+  float *d_k, *d_v;            // (64, Dp), (64, Ep), of the same keys
+  float *q, *d_out;            // (64, Dp), (64, Ep)
   float *p, *d_p;              // (64, 64): scores, then probabilities; their gradients
 };
 
@@ -406,13 +406,14 @@ struct HeadBackward {
 /// Takes keys and values and clears their gradients.
 void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
                 const BackwardScratch& x) {
-  const std::int64_t dim = a.shape.head_dim, s = keys.begin, count = keys.count();
-  pack({&a.v, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.padded);
-  pack_transposed(x.k, count, dim, x.padded, x.v_turned);
-  pack({&a.k, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.padded);
-  pack_transposed(x.k, count, dim, x.padded, x.k_turned);
-  clear(x.d_k, count * x.padded);
-  clear(x.d_v, count * x.padded);
+  const std::int64_t dim = a.shape.head_dim, values = a.shape.values(), s = keys.begin,
+                     count = keys.count();
+  pack({&a.v, unit.sample, s, count, unit.kv_head, values}, 1.0F, x.k, x.dims.v);
+  pack_transposed(x.k, count, values, x.dims.v, x.v_turned);
+  pack({&a.k, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.dims.q);
+  pack_transposed(x.k, count, dim, x.dims.q, x.k_turned);
+  clear(x.d_k, count * x.dims.q);
+  clear(x.d_v, count * x.dims.v);
 }
 
 /// Adds to d_q, d_k and d_v what the queries of these tokens and keys, of one head and document,
@@ -420,15 +421,16 @@ void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
 void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
                    Range document, Range queries, Range keys, const BackwardScratch& x) {
   const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
-  const std::int64_t dim = a.shape.head_dim, padded = x.padded;
+  const std::int64_t dim = a.shape.head_dim, values = a.shape.values();
+  const auto [q_ld, v_ld] = x.dims;
   const std::int64_t t = queries.begin - head.first, rows = queries.count(), count = keys.count();
-  const int vecs = static_cast<int>(padded / kLanes);
+  const int vecs = static_cast<int>(q_ld / kLanes), value_vecs = static_cast<int>(v_ld / kLanes);
   const int key_vecs = static_cast<int>(ceil_div(count, kLanes));
-  pack({&a.q, drop.sample, t, rows, drop.head, dim}, a.shape.scale, x.q, padded);
-  pack({&a.d_out, drop.sample, t, rows, drop.head, dim}, 1.0F, x.d_out, padded);
-  tile_product(rows, key_vecs, dim, {x.q, padded, 1}, {x.k_turned, kTile}, {x.p, kTile},
+  pack({&a.q, drop.sample, t, rows, drop.head, dim}, a.shape.scale, x.q, q_ld);
+  pack({&a.d_out, drop.sample, t, rows, drop.head, values}, 1.0F, x.d_out, v_ld);
+  tile_product(rows, key_vecs, dim, {x.q, q_ld, 1}, {x.k_turned, kTile}, {x.p, kTile},
                Write::overwrite);
-  tile_product(rows, key_vecs, dim, {x.d_out, padded, 1}, {x.v_turned, kTile}, {x.d_p, kTile},
+  tile_product(rows, key_vecs, values, {x.d_out, v_ld, 1}, {x.v_turned, kTile}, {x.d_p, kTile},
                Write::overwrite);
   for (std::int64_t i = 0; i < rows; ++i) {
     float factors[kTile] = {};
@@ -441,9 +443,10 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
                   .delta = head.delta[t + i],
                   .factors = drop ? factors : nullptr});
   }
-  tile_product(count, vecs, rows, {x.p, 1, kTile}, {x.d_out, padded}, {x.d_v, padded}, Write::add);
-  tile_product(count, vecs, rows, {x.d_p, 1, kTile}, {x.q, padded}, {x.d_k, padded}, Write::add);
-  tile_product(rows, vecs, count, {x.d_p, kTile, 1}, {x.k, padded}, {head.d_q + t * padded, padded},
+  tile_product(count, value_vecs, rows, {x.p, 1, kTile}, {x.d_out, v_ld}, {x.d_v, v_ld},
+               Write::add);
+  tile_product(count, vecs, rows, {x.d_p, 1, kTile}, {x.q, q_ld}, {x.d_k, q_ld}, Write::add);
+  tile_product(rows, vecs, count, {x.d_p, kTile, 1}, {x.k, q_ld}, {head.d_q + t * q_ld, q_ld},
                Write::add);
 }
 
@@ -451,8 +454,8 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
 /// the queries do.
 void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
                        Range document, const BackwardScratch& x) {
-  const std::int64_t dim = a.shape.head_dim, count = a.q.shape[1], tokens = a.k.shape[1],
-                     first = a.first_token(), b = unit.sample;
+  const std::int64_t count = a.q.shape[1], tokens = a.k.shape[1], first = a.first_token(),
+                     b = unit.sample;
   const Range heads = query_heads(a.shape, unit.kv_head);
   const Sight sight = sight_of(a.shape.mask, a.shape.window, tokens);
   for (std::int64_t s = document.begin; s < document.end; s += kTile) {
@@ -467,14 +470,16 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
           .first = first,
           .lse = reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * count,
           .delta = x.delta + earlier,
-          .d_q = x.d_q + earlier * x.padded};
+          .d_q = x.d_q + earlier * x.dims.q};
       for (std::int64_t t = queries.begin; t < queries.end; t += kTile) {
         const std::int64_t end = at_most(at_most(t + kTile, document.end), first + count);
         backward_tile(a, {a.dropout, rule, b, h, first, tokens}, head, document, {t, end}, keys, x);
       }
     }
-    unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, dim}, a.write);
-    unpack(x.d_v, x.padded, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, dim}, a.write);
+    unpack(x.d_k, x.dims.q, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, a.shape.head_dim},
+           a.write);
+    unpack(x.d_v, x.dims.v, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, a.shape.values()},
+           a.write);
   }
 }
 
@@ -482,12 +487,12 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
 
 void attention_backward(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
                         float* scratch) {
-  const std::int64_t dim = a.shape.head_dim, tokens = a.q.shape[1], b = unit.sample;
+  const std::int64_t values = a.shape.values(), tokens = a.q.shape[1], b = unit.sample;
   const Range heads = query_heads(a.shape, unit.kv_head);
   const BackwardScratch x(a.shape, heads.count(), tokens, scratch);
-  clear(x.d_q, heads.count() * tokens * x.padded);
+  clear(x.d_q, heads.count() * tokens * x.dims.q);
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-    row_products({&a.out, b, 0, tokens, h, dim}, {&a.d_out, b, 0, tokens, h, dim},
+    row_products({&a.out, b, 0, tokens, h, values}, {&a.d_out, b, 0, tokens, h, values},
                  x.delta + (h - heads.begin) * tokens);
   }
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
@@ -498,8 +503,8 @@ void attention_backward(const AttentionBackward& a, const DropoutRule& rule, con
     t = document.end;
   }
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-    unpack(x.d_q + (h - heads.begin) * tokens * x.padded, x.padded, a.shape.scale,
-           {&a.d_q, b, 0, tokens, h, dim});
+    unpack(x.d_q + (h - heads.begin) * tokens * x.dims.q, x.dims.q, a.shape.scale,
+           {&a.d_q, b, 0, tokens, h, a.shape.head_dim});
   }
 }
 

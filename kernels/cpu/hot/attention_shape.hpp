@@ -31,19 +31,27 @@ constexpr Range query_heads(const AttentionShape& s, std::int64_t kv_head) {
   return intersect({first, first + group_of(s)}, {0, s.heads});
 }
 
-/// A head's columns are padded to whole vectors.
-constexpr std::int64_t padded_dim(const AttentionShape& s) { return round_up(s.head_dim, 16); }
+/// A head's columns are padded to whole vectors: of q and k, and of v and out.
+struct PaddedDims {
+  std::int64_t q, v;
+  constexpr std::int64_t wider() const { return q > v ? q : v; }
+};
+constexpr PaddedDims padded_dims(const AttentionShape& s) {
+  return {round_up(s.head_dim, 16), round_up(s.values(), 16)};
+}
 
 /// Floats of scratch for a forward unit: q, out, running maximum and sum; keys, values; scores.
 constexpr std::int64_t attention_scratch(const AttentionShape& s) {
-  return kQueryChunk * (2 * padded_dim(s) + 2) + 2 * kTile * padded_dim(s) + kTile * kTile;
+  const PaddedDims dims = padded_dims(s);
+  return kQueryChunk * (dims.q + dims.v + 2) + kTile * (dims.q + dims.wider()) + kTile * kTile;
 }
 /// Floats of scratch for a backward unit of `tokens`: d_q and delta of every query head; keys
 /// twice, values, d_k, d_v, q, d_out; probabilities, their gradients.
 constexpr std::int64_t attention_backward_scratch(const AttentionShape& s, std::int64_t tokens) {
   const std::int64_t group = group_of(s) < s.heads ? group_of(s) : s.heads;
-  return round_up(group * tokens, 16) + group * tokens * padded_dim(s) + 7 * kTile * padded_dim(s) +
-         2 * kTile * kTile;
+  const PaddedDims dims = padded_dims(s);
+  return round_up(group * tokens, 16) + group * tokens * dims.q +
+         kTile * (3 * (dims.q + dims.v) + dims.wider()) + 2 * kTile * kTile;
 }
 
 }  // namespace tessera::kernels

@@ -44,6 +44,7 @@ inline constexpr std::int64_t kMostFewRows = 32;
     float* scratch)) \
   /* `turns`: (T, 2, R / 2) f32, cosines, then sines. */ \
   F(rope, void(const Rope&, const float* turns, Range rows)) \
+  F(split_heads, void(const SplitHeads&, Range rows)) \
   F(activate, void(const Activate&, Range rows)) \
   F(activate_backward, void(const ActivateBackward&, Range rows)) \
   F(classify, void(const Classify&, Range rows)) \

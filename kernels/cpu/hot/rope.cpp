@@ -54,7 +54,7 @@ void rope(const Rope& a, const float* turns, Range rows) {
       const std::int64_t begin = document_of(documents, r / tokens, t, tokens).begin;
       const float* cosine = turns + (t - begin) * turned;
       for (std::int64_t h = 0; h < heads; ++h) {
-        T* columns = row_of<T>(a.x, r) + h * a.head_dim;
+        T* columns = row_of<T>(a.x, r) + h * a.head_dim + a.first_column;
         if (a.pairs == RopePairs::halves) {
           turn_halves(columns, turned / 2, cosine, sign);
         } else {

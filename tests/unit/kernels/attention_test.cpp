@@ -69,6 +69,98 @@ TEST(Attention, GradientsAgreeWithDouble) {
   });
 }
 
+/// The first columns of each head of x, `dim` of `from` there, as heads of `to`; others are 0.
+Tensor with_columns(const Tensor& x, std::int64_t heads, std::int64_t from, std::int64_t to) {
+  Tensor y(x.view().type, {x.view().extent(0), x.view().extent(1), heads * to});
+  for (std::int64_t i = 0; i < y.size(); ++i) {
+    const std::int64_t head = i / to, column = i % to;
+    y.set(i, column < from ? x[head * from + column] : 0);
+  }
+  return y;
+}
+
+// Values of fewer columns than keys, or of more, are those of as many where zeros are in the place
+// of what is not there. (With dropout: cuDNN, whose bits are others, would take the latter.)
+TEST(Attention, ValuesMayBeOfAnotherWidth) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const auto& [dim, values] : {std::pair{20, 12}, {24, 16}, {12, 20}, {7, 1}, {192, 128}}) {
+      for (const std::int64_t queries : {70, 1}) {
+        const Case c{.samples = 2,
+                     .queries = queries,
+                     .keys = 70,
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .dim = std::max(dim, values),
+                     .gap = 0,
+                     .dropout = queries == 1 ? 0.0F : 0.1F,
+                     .window = 50,
+                     .lengths = {60, 10}};
+        const Inputs padded = make_inputs(c, type);
+        const std::int64_t wide = c.dim;
+        // Zeros in what is not there.
+        const auto q = with_columns(padded.q, c.heads, wide, dim),
+                   k = with_columns(padded.k, c.kv_heads, wide, dim),
+                   v = with_columns(padded.v, c.kv_heads, wide, values);
+        const auto q0 = with_columns(q, c.heads, dim, wide),
+                   k0 = with_columns(k, c.kv_heads, dim, wide),
+                   v0 = with_columns(v, c.kv_heads, values, wide);
+        const auto tensor = [&](std::int64_t tokens, std::int64_t heads, std::int64_t columns) {
+          return Tensor(type, {c.samples, tokens, heads * columns});
+        };
+        const Tensor out = tensor(queries, c.heads, values), out0 = tensor(queries, c.heads, wide),
+                     lse(DType::f32, {c.samples, c.heads, queries}), lse0 = lse.copy();
+        Attention call{.q = q0.view(),
+                       .k = k0.view(),
+                       .v = v0.view(),
+                       .out = out0.view(),
+                       .lse = lse0.view(),
+                       .documents = padded.document_view(),
+                       .shape = padded.reference.shape,
+                       .dropout = padded.reference.dropout};
+        run(device, call);
+        AttentionShape shape = call.shape;
+        shape.head_dim = dim, shape.value_dim = values;
+        call.q = q.view(), call.k = k.view(), call.v = v.view(), call.out = out.view();
+        call.lse = lse.view(), call.shape = shape;
+        run(device, call);
+        EXPECT_TRUE(lse.same_bits(lse0));
+        EXPECT_TRUE(out.same_bits(with_columns(out0, c.heads, wide, values)));
+        if (queries == 1) continue;
+
+        const auto d_out =
+                       with_columns(Tensor::random(type, {c.samples, queries, c.heads * wide}, 9),
+                                    c.heads, wide, values),
+                   d_out0 = with_columns(d_out, c.heads, values, wide);
+        const Tensor d_q = tensor(queries, c.heads, dim), d_q0 = tensor(queries, c.heads, wide),
+                     d_k = tensor(c.keys, c.kv_heads, dim), d_k0 = tensor(c.keys, c.kv_heads, wide),
+                     d_v = tensor(c.keys, c.kv_heads, values),
+                     d_v0 = tensor(c.keys, c.kv_heads, wide);
+        const auto back = [&](const AttentionShape& s, const Tensor& q_, const Tensor& k_,
+                              const Tensor& v_, const Tensor& out_, const Tensor& d_out_,
+                              const Tensor& d_q_, const Tensor& d_k_, const Tensor& d_v_) {
+          run(device, AttentionBackward{.q = q_.view(),
+                                        .k = k_.view(),
+                                        .v = v_.view(),
+                                        .out = out_.view(),
+                                        .lse = lse.view(),
+                                        .documents = padded.document_view(),
+                                        .d_out = d_out_.view(),
+                                        .d_q = d_q_.view(),
+                                        .d_k = d_k_.view(),
+                                        .d_v = d_v_.view(),
+                                        .shape = s,
+                                        .dropout = padded.reference.dropout});
+        };
+        back(shape, q, k, v, out, d_out, d_q, d_k, d_v);
+        back(padded.reference.shape, q0, k0, v0, out0, d_out0, d_q0, d_k0, d_v0);
+        EXPECT_TRUE(d_q.same_bits(with_columns(d_q0, c.heads, wide, dim)));
+        EXPECT_TRUE(d_k.same_bits(with_columns(d_k0, c.kv_heads, wide, dim)));
+        EXPECT_TRUE(d_v.same_bits(with_columns(d_v0, c.kv_heads, wide, values)));
+      }
+    }
+  });
+}
+
 /// Query heads [heads.begin, heads.end) of a case, with the kv heads that they read.
 struct HeadPart {
   Range heads, kv;

@@ -115,6 +115,39 @@ TEST(Rope, ColumnsBeyondTheRotaryOnesStay) {
   });
 }
 
+// The columns that turn may lie anywhere in a head.
+TEST(Rope, ColumnsBeforeTheRotaryOnesStay) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const RopePairs pairs : {RopePairs::halves, RopePairs::neighbours}) {
+      for (const auto& [first, turned] : {std::pair{8, 32}, {6, 4}, {1, 14}, {16, 16}}) {
+        const std::int64_t heads = 2, tokens = 40, dim = 40;
+        const auto x0 = Tensor::random(type, {1, tokens, heads * dim}, 1, 1, 8);
+        const Tensor x = x0.copy();
+        Tensor narrow(type, {1, tokens, heads * turned});
+        const auto wide_place = [&](std::int64_t i) {
+          return i / turned * dim + first + i % turned;
+        };
+        for (std::int64_t i = 0; i < narrow.size(); ++i) narrow.set(i, x0[wide_place(i)]);
+        run(device, Rope{.x = x.view(),
+                         .head_dim = dim,
+                         .rotary_dim = turned,
+                         .first_column = first,
+                         .first_position = 7,
+                         .pairs = pairs});
+        run(device,
+            Rope{.x = narrow.view(), .head_dim = turned, .first_position = 7, .pairs = pairs});
+        for (std::int64_t i = 0; i < narrow.size(); ++i)
+          ASSERT_EQ(narrow[i], x[wide_place(i)]) << i;
+        for (std::int64_t i = 0; i < x.size(); ++i) {
+          if (i % dim >= first && i % dim < first + turned) continue;
+          ASSERT_EQ(x[i], x0[i]) << i;
+        }
+        EXPECT_TRUE(x.gaps_intact());
+      }
+    }
+  });
+}
+
 TEST(Rope, NeighboursTurnAsHalvesDo) {
   for_devices_and_types([](Device& device, DType type) {
     for (const std::int64_t turned : {2, 8, 14, 32, 34, 64}) {
