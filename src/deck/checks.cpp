@@ -12,6 +12,7 @@
 #include "core/terminal.hpp"
 #include "deck/deck_checker.hpp"
 #include "deck/presets.hpp"
+#include "deck/ranks.hpp"
 #include "deck/schema.hpp"
 
 namespace tessera::deck {
@@ -62,6 +63,7 @@ class Checker : DeckChecker {
     }
     rotary();
     attention();
+    latents();
   }
 
   /// Rotary positions, and that keys about them are not in vain.
@@ -69,13 +71,17 @@ class Checker : DeckChecker {
     const ModelSection& m = deck_.model;
     const bool rope = m.position == PositionKind::rope;
     if (!usable({"model.position", "model.head_dim", "model.hidden", "model.heads"})) return;
-    const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * m.rotary_share);
-    if (rope && m.rotary_share == 1 && m.head_dim % 2 != 0) {
+    const bool latent = m.kv_latent > 0;
+    const auto turned =
+        latent ? m.rope_dim
+               : static_cast<std::int64_t>(static_cast<double>(m.head_dim) * m.rotary_share);
+    if (rope && !latent && m.rotary_share == 1 && m.head_dim % 2 != 0) {
       problem("model.head_dim",
               fmt::format("model.head_dim = {} is odd, but position rope turns pairs (give an even "
                           "one)",
                           m.head_dim));
-    } else if (usable({"model.rotary_share"}) && rope && (turned < 2 || turned % 2 != 0)) {
+    } else if (usable({"model.rotary_share"}) && rope && !latent &&
+               (turned < 2 || turned % 2 != 0)) {
       problem("model.rotary_share",
               fmt::format("model.rotary_share = {} turns {} of model.head_dim = {} columns, but "
                           "position rope turns pairs (let it be an even number of them)",
@@ -97,6 +103,8 @@ class Checker : DeckChecker {
     needs("model.rope_original_context", m.rope_original_context != 0, ramp || dynamic,
           "model.rope_scaling = \"dynamic\", \"llama3\" or \"yarn\"");
     needs("model.rope_magnitude", m.rope_magnitude != 0, yarn, "model.rope_scaling = \"yarn\"");
+    needs("model.rope_mscale_all_dim", m.rope_mscale_all_dim != 0, yarn && latent,
+          "model.rope_scaling = \"yarn\" and model.kv_latent");
     if (dynamic) dynamic_positions(turned);
     if ((ramp || dynamic) && usable({"model.rope_original_context"}) &&
         m.rope_original_context == 0) {
@@ -111,6 +119,52 @@ class Checker : DeckChecker {
           "model.rope_low_frequency",
           fmt::format("model.rope_low_frequency = {} is not below model.rope_high_frequency = {}",
                       m.rope_low_frequency, m.rope_high_frequency));
+    }
+  }
+
+  /// Keys and values that are made of latents, which every chunk makes an equal part of.
+  void latents() {
+    const ModelSection& m = deck_.model;
+    const bool latent = m.kv_latent > 0;
+    for (const auto& [key, value] : {std::pair{"model.q_latent", m.q_latent},
+                                     {"model.rope_dim", m.rope_dim},
+                                     {"model.value_dim", m.value_dim}})
+      needs(key, value > 0, latent, "model.kv_latent");
+    if (!latent || !usable({"model.kv_latent", "model.heads", "model.head_dim", "model.hidden"}))
+      return;
+    const std::string kind = fmt::format("model.kv_latent = {}", m.kv_latent);
+    if (usable({"model.rope_dim"}) &&
+        (m.rope_dim < 2 || m.rope_dim % 2 != 0 || m.rope_dim >= m.head_dim)) {
+      problem(
+          "model.rope_dim",
+          fmt::format("model.rope_dim = {} is not possible with {}: it is the number of columns "
+                      "that turn, in pairs, of the model.head_dim = {} of each head (give an "
+                      "even number from 2 to {})",
+                      m.rope_dim, kind, m.head_dim, (m.head_dim - 1) / 2 * 2));
+    }
+    not_with(kind, "model.position", m.position != PositionKind::rope,
+             "positions are columns of heads", "use rope");
+    not_with(kind, "model.rotary_share", m.rotary_share != 1,
+             "model.rope_dim says how many columns turn", "leave it out");
+    not_with(kind, "model.kv_heads", m.kv_heads != m.heads, "every head has keys of its own",
+             "leave it out");
+    not_with(kind, "model.bias", m.bias, "its products have no biases", "use false");
+    not_with(kind, "model.qkv_bias", m.qkv_bias, "its products have no biases", "leave it out");
+    not_with(kind, "model.qk_norm", m.qk_norm != QkNorm::none, "norms are of latents", "use none");
+    if (!usable({"parallel.tensor", "zero.tiles", "run.reproducible", "run.reproducible_tensor"}))
+      return;
+    const std::int64_t chunks = tensor_chunks(deck_);
+    for (const auto& [key, value] : {std::pair{"model.kv_latent", m.kv_latent},
+                                     {"model.q_latent", m.q_latent},
+                                     {"model.rope_dim", m.rope_dim},
+                                     {"model.heads", m.heads}}) {
+      if (value % chunks == 0 || !usable({key})) continue;
+      const bool layout = deck_.run.reproducible == Reproducible::layout;
+      problem(key, fmt::format("{} = {} does not divide over {} = {}: with model.kv_latent each "
+                               "part makes as much (give a divisor of {})",
+                               key, value,
+                               layout ? "run.reproducible_tensor" : "parallel.tensor x zero.tiles",
+                               chunks, value));
     }
   }
 

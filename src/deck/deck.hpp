@@ -129,6 +129,9 @@ struct ModelSection {
   std::int64_t kv_heads = 0;
   std::int64_t hidden = 0;
   std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+  std::int64_t kv_latent = 0;
+  std::int64_t q_latent = 0;
   std::int64_t ffn_hidden = 0;
   std::int64_t vocab = 0;
   std::int64_t context = 0;
@@ -140,12 +143,14 @@ struct ModelSection {
   double rope_theta = 10000;
   double rope_local_theta = 0;
   double rotary_share = 1;
+  std::int64_t rope_dim = 0;
   RopePairs rope_pairs = RopePairs::halves;
   RopeScalingKind rope_scaling = RopeScalingKind::none;
   double rope_factor = 1;
   double rope_low_frequency = 1;
   double rope_high_frequency = 4;
   double rope_magnitude = 0;
+  double rope_mscale_all_dim = 0;
   std::int64_t rope_original_context = 0;
   std::int64_t window = 0;
   std::int64_t global_every = 0;

@@ -296,9 +296,9 @@ class Resolver {
 
   /// Keys that say where tokens are, for which a model has no weights if its positions are rotary:
   /// a user may extend the context that it was trained with. Scaling has parameters.
-  static constexpr std::array kScaling = {"model.rope_factor", "model.rope_original_context",
+  static constexpr std::array kScaling = {"model.rope_factor",        "model.rope_original_context",
                                           "model.rope_low_frequency", "model.rope_high_frequency",
-                                          "model.rope_magnitude"};
+                                          "model.rope_magnitude",     "model.rope_mscale_all_dim"};
   static constexpr std::array kPositions = {"model.context", "model.rope_theta",
                                             "model.rope_local_theta", "model.rope_scaling"};
   template <std::size_t N>

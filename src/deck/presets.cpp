@@ -76,7 +76,8 @@ constexpr FamilyRow of_bert(Family family) {
 
 // Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023 and 2024; Yang et al. 2024 and 2025;
 // Abdin et al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025;
-// Wang and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019; Zeng et al. 2025 (GLM-4.5).
+// Wang and Komatsuzaki 2021; Devlin et al. 2019; Liu et al. 2019; Zeng et al. 2025 (GLM-4.5);
+// DeepSeek-AI 2024 (DeepSeek-V2, DeepSeek-V3).
 constexpr FamilyRow kFamilies[] = {
     {.family = Family::gpt2,
      .norm = NormKind::layernorm,
@@ -93,6 +94,11 @@ constexpr FamilyRow kFamilies[] = {
     {.family = Family::glm4_moe,
      .rope_theta = 1e6,
      .rotary_share = 0.5,
+     .scores = RouterScores::sigmoid,
+     .router_bias = true},
+    {.family = Family::deepseek_v2, .rope_pairs = RopePairs::neighbours},
+    {.family = Family::deepseek_v3,
+     .rope_pairs = RopePairs::neighbours,
      .scores = RouterScores::sigmoid,
      .router_bias = true},
     {.family = Family::phi3},

@@ -169,6 +169,19 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::head_dim>(
         "model.head_dim", "width of one head",
         {.limits = kHidden, .unset = "hidden / heads", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::value_dim>(
+        "model.value_dim",
+        "width of a head's values where these are made of latents; 0: that of the head",
+        {.limits = between(0, 1 << 12), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::kv_latent>(
+        "model.kv_latent",
+        "width of the vector, one for all heads, that keys and values are made of (multi-head "
+        "latent attention: DeepSeek-AI 2024, DeepSeek-V2); 0: they are made of the layer's input",
+        {.limits = between(0, 1 << 20), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::q_latent>(
+        "model.q_latent",
+        "that of one that queries are made of then; 0: they are made of the layer's input",
+        {.limits = between(0, 1 << 20), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::ffn_hidden>("model.ffn_hidden",
                                                  "width inside the feed-forward layer",
                                                  {.limits = kInner,
@@ -217,10 +230,16 @@ constexpr SchemaRow kRows[] = {
         {.limits = {.low = 0, .high = 1, .above_low = true},
          .unset = "gpt_neox, gptj: 0.25, glm4_moe: 0.5, others: 1",
          .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_dim>(
+        "model.rope_dim",
+        "columns of a head, the last, that turn beside kv_latent, where keys of all heads have "
+        "the same",
+        {.limits = between(0, 1 << 12), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_pairs>(
         "model.rope_pairs",
         "which of these columns turn as pairs: i and i + half of them, or neighbours",
-        {.unset = "gptj: neighbours, others: halves", .on_resume = architecture}),
+        {.unset = "gptj, deepseek_v2, deepseek_v3: neighbours, others: halves",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_scaling>(
         "model.rope_scaling",
         "how rotary frequencies change for longer contexts: all are divided by rope_factor; or "
@@ -245,6 +264,11 @@ constexpr SchemaRow kRows[] = {
         "model.rope_magnitude",
         "by which yarn multiplies cosines and sines; 0: 0.1 ln(rope_factor) + 1",
         {.limits = at_least(0), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_mscale_all_dim>(
+        "model.rope_mscale_all_dim",
+        "beside yarn and kv_latent, attention's scores are multiplied by (0.1 s ln(rope_factor) + "
+        "1)^2, where s is this; 0: they are not",
+        {.limits = between(0.0, 1e3), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_original_context>(
         "model.rope_original_context",
         "longest sequence before; required for dynamic, llama3 and yarn",
@@ -382,7 +406,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = between(0, 1 << 12), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::scores>(
         "moe.scores", "what a token's scores of experts are of the router's logits",
-        {.unset = "glm4_moe: sigmoid, others: softmax", .on_resume = architecture}),
+        {.unset = "glm4_moe, deepseek_v3: sigmoid, others: softmax", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::normalize>(
         "moe.normalize", "the scores of a token's experts are divided by their sum",
         {.unset = "true where top_k is above 1", .on_resume = architecture}),
@@ -433,7 +457,7 @@ constexpr SchemaRow kRows[] = {
         "a token's experts are those of the largest scores after a bias of each expert is added, "
         "which does not enter their weights (Wang et al. 2024, loss-free balancing; DeepSeek-V3). "
         "moe.aux_loss is 0.0 with it, unless it is given",
-        {.unset = "glm4_moe: true, others: false", .on_resume = architecture}),
+        {.unset = "glm4_moe, deepseek_v3: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::bias_update>(
         "moe.bias_update",
         "by how much each step moves these biases: up for experts that were chosen less often "

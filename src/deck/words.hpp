@@ -17,6 +17,8 @@ enum class Family {
   qwen3,
   qwen3_moe,
   glm4_moe,
+  deepseek_v2,
+  deepseek_v3,
   phi3,
   olmo2,
   gpt_neox,
@@ -144,15 +146,24 @@ struct EnumWords<deck::Resume> {
 template <>
 struct EnumWords<deck::Family> {
   using enum deck::Family;
-  static constexpr std::array table = {
-      std::pair{gpt2, "gpt2"},           std::pair{llama, "llama"},
-      std::pair{mistral, "mistral"},     std::pair{mixtral, "mixtral"},
-      std::pair{qwen2, "qwen2"},         std::pair{qwen3, "qwen3"},
-      std::pair{qwen3_moe, "qwen3_moe"}, std::pair{glm4_moe, "glm4_moe"},
-      std::pair{phi3, "phi3"},           std::pair{olmo2, "olmo2"},
-      std::pair{gpt_neox, "gpt_neox"},   std::pair{gemma2, "gemma2"},
-      std::pair{gemma3, "gemma3"},       std::pair{gptj, "gptj"},
-      std::pair{bert, "bert"},           std::pair{roberta, "roberta"}};
+  static constexpr std::array table = {std::pair{gpt2, "gpt2"},
+                                       std::pair{llama, "llama"},
+                                       std::pair{mistral, "mistral"},
+                                       std::pair{mixtral, "mixtral"},
+                                       std::pair{qwen2, "qwen2"},
+                                       std::pair{qwen3, "qwen3"},
+                                       std::pair{qwen3_moe, "qwen3_moe"},
+                                       std::pair{glm4_moe, "glm4_moe"},
+                                       std::pair{deepseek_v2, "deepseek_v2"},
+                                       std::pair{deepseek_v3, "deepseek_v3"},
+                                       std::pair{phi3, "phi3"},
+                                       std::pair{olmo2, "olmo2"},
+                                       std::pair{gpt_neox, "gpt_neox"},
+                                       std::pair{gemma2, "gemma2"},
+                                       std::pair{gemma3, "gemma3"},
+                                       std::pair{gptj, "gptj"},
+                                       std::pair{bert, "bert"},
+                                       std::pair{roberta, "roberta"}};
 };
 template <>
 struct EnumWords<deck::Preset> {

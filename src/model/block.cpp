@@ -7,6 +7,7 @@
 
 #include "model/context_parallel.hpp"
 #include "model/feed_forward.hpp"
+#include "model/latents.hpp"
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -99,6 +100,8 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
                  .norm2_out_b = params.one("norm2_out.bias"),
                  .q_norm_w = params.one("attention.q_norm.weight"),
                  .k_norm_w = params.one("attention.k_norm.weight"),
+                 .q_latent_norm_w = params.one("attention.q_latent_norm.weight"),
+                 .kv_latent_norm_w = params.one("attention.kv_latent_norm.weight"),
                  .out_b = params.one("attention.out.bias"),
                  .down_b = params.one("mlp.down.bias"),
                  .router_w = params.one("mlp.router.weight"),
@@ -112,13 +115,20 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
     w.k_w = params.one("attention.k.weight"), w.k_b = params.one("attention.k.bias");
     w.v_w = params.one("attention.v.weight"), w.v_b = params.one("attention.v.bias");
   }
-  const std::size_t joined = whole_kv ? 1 : 3;
+  const bool latent = params.has("attention.kv_latent.weight"),
+             latent_q = params.has("attention.q_latent.weight");
+  const std::size_t joined = whole_kv || latent ? 1 : 3;
   const auto fill = [&](auto&& member, const std::vector<View>& views) {
     w.chunks.resize(std::max(w.chunks.size(), views.size()));
     for (std::size_t i = 0; i < views.size(); ++i) std::invoke(member, w.chunks[i]) = views[i];
   };
   fill(&BlockChunk::qkv_w, params.chunks("attention.q.weight", joined));
   fill(&BlockChunk::qkv_b, params.chunks("attention.q.bias", joined));
+  if (latent) {
+    const char* first = latent_q ? "attention.q_latent.weight" : "attention.kv_latent.weight";
+    fill(&BlockChunk::latent_w, params.chunks(first, latent_q ? 3 : 2));
+    fill(&BlockChunk::kv_w, params.chunks("attention.k.weight", 2));
+  }
   fill(&BlockChunk::out_w, params.chunks("attention.out.weight"));
   fill(&BlockChunk::up_w, params.chunks(up + ".weight", ups));
   fill(&BlockChunk::up_b, params.chunks(up + ".bias", ups));
@@ -142,20 +152,23 @@ struct AttentionPart {
         heads(heads_of(config, u.tensor_region().cut.first() + static_cast<std::int64_t>(own_chunk),
                        u.tensor_region().cut.chunks)),
         q_columns(heads.heads.count() * c.head_dim),
-        kv_columns(heads.kv_heads.count() * c.head_dim) {}
+        k_columns(heads.kv_heads.count() * c.head_dim),
+        v_columns(heads.kv_heads.count() * c.values()),
+        out_columns(heads.heads.count() * c.values()) {}
 
-  std::int64_t columns() const { return q_columns + 2 * kv_columns; }
+  std::int64_t columns() const { return q_columns + k_columns + v_columns; }
   View q(const View& qkv) const { return qkv.col_range(0, q_columns); }
-  View k(const View& qkv) const { return qkv.col_range(q_columns, kv_columns); }
-  View v(const View& qkv) const { return qkv.col_range(q_columns + kv_columns, kv_columns); }
-  View qk(const View& qkv) const { return qkv.col_range(0, q_columns + kv_columns); }
+  View k(const View& qkv) const { return qkv.col_range(q_columns, k_columns); }
+  View v(const View& qkv) const { return qkv.col_range(q_columns + k_columns, v_columns); }
+  View qk(const View& qkv) const { return qkv.col_range(0, q_columns + k_columns); }
 
   AttentionShape shape(const UnitContext& u) const {
     return {.heads = heads.heads.count(),
             .kv_heads = heads.kv_heads.count(),
             .head_dim = c.head_dim,
-            .scale = 1.0F / std::sqrt(static_cast<float>(c.query_scalar > 0 ? c.query_scalar
-                                                                            : c.head_dim)),
+            .value_dim = c.values(),
+            .scale = c.score_scale / std::sqrt(static_cast<float>(
+                                         c.query_scalar > 0 ? c.query_scalar : c.head_dim)),
             .mask = c.attention,
             .window = u.reach == Reach::window ? c.window : 0,
             .soft_cap = c.attention_soft_cap,
@@ -172,31 +185,41 @@ struct AttentionPart {
   template <typename F>
   void each_product(const BlockWeights& w, const BlockChunk& chunk, const View& qkv, F&& f) const {
     if (!w.k_w) return f(chunk.qkv_w, chunk.qkv_b, qkv);
-    const std::int64_t first = heads.kv_heads.begin * c.head_dim;
-    const auto rows = [&](const View& bias) { return bias ? bias.range(first, kv_columns) : bias; };
+    const auto rows = [&](const View& x, std::int64_t dim) {
+      const std::int64_t first = heads.kv_heads.begin * dim, count = heads.kv_heads.count() * dim;
+      return !x ? x : x.rank == 1 ? x.range(first, count) : x.row_range(first, count);
+    };
     f(chunk.qkv_w, chunk.qkv_b, q(qkv));
-    f(w.k_w.row_range(first, kv_columns), rows(w.k_b), k(qkv));
-    f(w.v_w.row_range(first, kv_columns), rows(w.v_b), v(qkv));
+    f(rows(w.k_w, c.head_dim), rows(w.k_b, c.head_dim), k(qkv));
+    f(rows(w.v_w, c.values()), rows(w.v_b, c.values()), v(qkv));
   }
 
   const ModelConfig& c;
   HeadPart heads;
-  std::int64_t q_columns, kv_columns;
+  std::int64_t q_columns, k_columns, v_columns, out_columns;
 };
+
+}  // namespace
+
+Rope rope_of(const UnitContext& u, const ModelConfig& c) {
+  const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
+  return {.x = {},
+          .documents = {},
+          .head_dim = c.head_dim,
+          .rotary_dim = c.latent ? c.latent.rope : c.rotary_dim,
+          .first_column = c.latent ? c.head_dim - c.latent.rope : 0,
+          .theta = local ? c.rope_local_theta : c.rope_theta,
+          .pairs = c.rope_pairs,
+          .scaling = local ? RopeScaling{} : c.rope_scaling};
+}
+
+namespace {
 
 void rotate(UnitContext& u, const ModelConfig& c, const View& x, Rope::Direction direction) {
   if (c.position != PositionKind::rope) return;
-  const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
-  rotate(u,
-         Rope{.x = {},
-              .documents = {},
-              .head_dim = c.head_dim,
-              .rotary_dim = c.rotary_dim,
-              .theta = local ? c.rope_local_theta : c.rope_theta,
-              .pairs = c.rope_pairs,
-              .scaling = local ? RopeScaling{} : c.rope_scaling,
-              .direction = direction},
-         x);
+  Rope rope = rope_of(u, c);
+  rope.direction = direction;
+  rotate(u, rope, x);
 }
 
 /// d_x = the gradient of qkv's input from that of qkv.
@@ -330,12 +353,25 @@ View position_qk(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                  const AttentionPart& part, BlockSaved::Chunk& s) {
   View qk = part.qk(s.qkv);
   if (w.q_norm_w) {
-    qk = s.qk = u.activation(Keep::cheap, part.q_columns + part.kv_columns);
+    qk = s.qk = u.activation(Keep::cheap, part.q_columns + part.k_columns);
     norm_heads(u, c, part.q(s.qkv), w.q_norm_w, part.q(qk), s.q_norm);
     norm_heads(u, c, part.k(s.qkv), w.k_norm_w, part.k(qk), s.k_norm);
   }
   rotate(u, c, qk, Rope::Direction::forward);
   return qk;
+}
+
+/// What chunk i's attention sees, made of the layer's input.
+HeadInputs heads_of_input(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
+                          const AttentionPart& part, const BlockSaved& s, std::size_t i,
+                          BlockSaved::Chunk& chunk) {
+  chunk.qkv = u.activation(Keep::expensive, part.columns());
+  part.each_product(w, w.chunks[i], chunk.qkv,
+                    [&](const View& weight, const View& bias, const View& y) {
+                      u.multiply(Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
+                    });
+  const View qk = position_qk(u, c, w, part, chunk);
+  return {.q = part.q(qk), .k = part.k(qk), .v = part.v(chunk.qkv)};
 }
 
 }  // namespace
@@ -346,22 +382,19 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
   const MicroBatch& batch = u.micro_batch();
+  if (c.latent) s.latents = make_latents(u, c, w, s.h1);
   ChunkSum projected = output_sum(u, c, w.out_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     const AttentionPart part(c, u, i);
     BlockSaved::Chunk& chunk = s.chunks[i];
-    chunk.qkv = u.activation(Keep::expensive, part.columns());
-    part.each_product(w, w.chunks[i], chunk.qkv,
-                      [&](const View& weight, const View& bias, const View& y) {
-                        u.multiply(Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
-                      });
-    const View qk = position_qk(u, c, w, part, chunk);
-    chunk.att = u.activation(Keep::expensive, part.q_columns);
+    const HeadInputs heads = c.latent ? heads_of_latents(u, c, w, s, i, chunk)
+                                      : heads_of_input(u, c, w, part, s, i, chunk);
+    chunk.att = u.activation(Keep::expensive, part.out_columns);
     chunk.lse = u.tensor(Keep::expensive, DType::f32,
                          {batch.batch, part.heads.heads.count(), batch.sequence});
-    attend(u, {.q = part.q(qk),
-               .k = part.k(qk),
-               .v = part.v(chunk.qkv),
+    attend(u, {.q = heads.q,
+               .k = heads.k,
+               .v = heads.v,
                .out = chunk.att,
                .lse = chunk.lse,
                .documents = batch.documents,
@@ -460,7 +493,8 @@ struct BlockBackward {
   View output_gradient(const View& d, const Dropout& dropout, const NormBackward& norm);
   View sum_of(const View& a, const View& b) const;
   View input_gradient(const View& others, const NormBackward& norm);
-  View chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out);
+  AttentionBackward attention_of(const AttentionPart& part, std::size_t i, const View& d_out);
+  View chunk_attention(const AttentionPart& part, std::size_t i, AttentionBackward a);
   void projection_weights(const WholeKvGradients& kv, std::size_t i, const View& d_qkv);
 };
 
@@ -542,12 +576,20 @@ View BlockBackward::attention(const View& d, const View& beside) {
     k_norm.emplace(u, partial, g.k_norm_w, w.chunks.size());
   }
   ChunkSum d_h1(u, c.hidden);
+  std::optional<LatentsBackward> latents;
+  if (c.latent) latents.emplace(u, c, w, s, g, write);
   std::vector<View> d_qkv;
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     const AttentionPart part(c, u, i);
-    d_qkv.push_back(chunk_attention(part, i, d_out));
-    project_back(u, part, w, w.chunks[i], d_qkv.back(), d_h1.part(i));
+    const AttentionBackward of_chunk = attention_of(part, i, d_out);
+    if (latents) {
+      latents->heads(i, of_chunk);
+    } else {
+      d_qkv.push_back(chunk_attention(part, i, of_chunk));
+      project_back(u, part, w, w.chunks[i], d_qkv.back(), d_h1.part(i));
+    }
   }
+  if (latents) latents->input(d_h1);
   d_h1.start();
   u.adapter_gradients(write);
   const WholeKvGradients kv(u, partial, g);
@@ -557,8 +599,9 @@ View BlockBackward::attention(const View& d, const View& beside) {
                                     .d_weight = g.chunks[i].out_w,
                                     .d_bias = i == 0 ? g.out_b : View{},
                                     .write = write});
-    projection_weights(kv, i, d_qkv[i]);
+    if (!latents) projection_weights(kv, i, d_qkv[i]);
   }
+  if (latents) latents->weights();
   View d_read = d_h1.finish();
   const bool one_norm = c.block == BlockForm::parallel_one_norm;
   if (one_norm) d_read = sum_of(d_read, beside);
@@ -570,27 +613,36 @@ View BlockBackward::attention(const View& d, const View& beside) {
                                                                .d_bias = g.norm1_b});
 }
 
-/// The gradient of chunk i's qkv from that of the output projection's sum.
-View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out) {
-  const BlockSaved::Chunk& chunk = s.chunks[i];
-  const View d_att = u.activation(Keep::transient, part.q_columns);
+/// The way back through chunk i's attention, from the gradient of the output projection's sum;
+/// without q, k and v.
+AttentionBackward BlockBackward::attention_of(const AttentionPart& part, std::size_t i,
+                                              const View& d_out) {
+  const View d_att = u.activation(Keep::transient, part.out_columns);
   u.multiply(LinearBackwardInput{.d_y = d_out, .weight = w.chunks[i].out_w, .d_x = d_att});
+  return {.q = {},
+          .k = {},
+          .v = {},
+          .out = s.chunks[i].att,
+          .lse = s.chunks[i].lse,
+          .documents = u.micro_batch().documents,
+          .d_out = d_att,
+          .d_q = {},
+          .d_k = {},
+          .d_v = {},
+          .shape = part.shape(u),
+          .dropout = part.dropout(u),
+          .order = u.order};
+}
+
+/// The gradient of chunk i's qkv.
+View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, AttentionBackward a) {
+  const BlockSaved::Chunk& chunk = s.chunks[i];
   const View d_qkv = u.activation(Keep::transient, part.columns());
   const View qk = chunk.qk ? chunk.qk : part.qk(chunk.qkv);
   const View d_qk = chunk.qk ? u.activation(Keep::transient, qk.cols()) : part.qk(d_qkv);
-  attend_backward(u, {.q = part.q(qk),
-                      .k = part.k(qk),
-                      .v = part.v(chunk.qkv),
-                      .out = chunk.att,
-                      .lse = chunk.lse,
-                      .documents = u.micro_batch().documents,
-                      .d_out = d_att,
-                      .d_q = part.q(d_qk),
-                      .d_k = part.k(d_qk),
-                      .d_v = part.v(d_qkv),
-                      .shape = part.shape(u),
-                      .dropout = part.dropout(u),
-                      .order = u.order});
+  a.q = part.q(qk), a.k = part.k(qk), a.v = part.v(chunk.qkv);
+  a.d_q = part.q(d_qk), a.d_k = part.k(d_qk), a.d_v = part.v(d_qkv);
+  attend_backward(u, a);
   rotate(u, c, d_qk, Rope::Direction::inverse);
   if (q_norm) {
     q_norm->backward(u, c, i,

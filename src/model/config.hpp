@@ -45,6 +45,19 @@ struct ExpertsConfig {
   }
 };
 
+/// Attention whose keys and values are made of a vector of few columns for each token, its latent
+/// (DeepSeek-AI 2024, DeepSeek-V2, section 2.1). Heads have columns without positions of their own,
+/// and behind them `rope` that turn, which keys of all heads share.
+struct LatentConfig {
+  std::int64_t kv = 0;    // columns of the latent; 0: keys and values are made of the layer's input
+  std::int64_t q = 0;     // of one that queries are made of; 0: these are made of the input
+  std::int64_t rope = 0;  // of each head
+
+  explicit operator bool() const { return kv > 0; }
+  /// Columns of all that is made of a layer's input, beside queries that are.
+  std::int64_t columns() const { return q + kv + rope; }
+};
+
 /// Probabilities with which elements are dropped out.
 struct DropoutRates {
   float embedding = 0;  // of the sum of a token's and a position's vectors
@@ -67,6 +80,7 @@ struct ModelConfig {
   std::int64_t heads = 0;       // H
   std::int64_t kv_heads = 0;    // KV
   std::int64_t head_dim = 0;    // D
+  std::int64_t value_dim = 0;   // E, of values; 0: D
   std::int64_t hidden = 0;      // C
   std::int64_t ffn_hidden = 0;  // F
   std::int64_t vocab = 0;       // V
@@ -91,10 +105,12 @@ struct ModelConfig {
   QkNorm qk_norm = QkNorm::none;
   BlockForm block = BlockForm::sequential;
   std::int64_t query_scalar = 0;   // scores are q k / sqrt(query_scalar); 0: D
+  float score_scale = 1;           // which they are multiplied by besides
   bool scaled_embeddings = false;  // tokens' vectors are multiplied with sqrt(C)
   bool embedding_norm = false;     // of the sum of a token's and a position's vectors
   float logit_soft_cap = 0;        // logits x are cap tanh(x / cap); 0: as they are
   bool tied_embeddings = true;
+  LatentConfig latent;
   ExpertsConfig experts;
   DropoutRates dropout;
   float init_std = 0.02F;
@@ -106,7 +122,7 @@ struct ModelConfig {
   /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout, so that
   /// the layout does not change the loss (trap 22 in tests/README.md).
   std::int64_t padded_vocab() const { return round_up(vocab, 64); }
-  std::int64_t qkv_columns() const { return (heads + 2 * kv_heads) * head_dim; }
+  std::int64_t values() const { return value_dim > 0 ? value_dim : head_dim; }
   /// Parameters of a layer's experts that a token does not meet.
   std::int64_t idle_parameters(std::int64_t layer) const {
     if (!experts.in(layer)) return 0;

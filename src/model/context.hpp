@@ -82,7 +82,8 @@ struct CachedTokens {
   std::int64_t slot = 0, tokens = 0;
 };
 
-/// Keys and values of earlier tokens of sequences, for generation: (slots, capacity, KV D).
+/// Keys and values of earlier tokens of sequences, for generation: (slots, capacity, KV D) and
+/// (slots, capacity, KV E).
 struct KvCache {
   View k, v;
 };

@@ -29,19 +29,19 @@ OrderChunks ordered(const UnitContext& u, const View& x, const View& out, OrderC
 struct AllKeys {
   AllKeys(UnitContext& u, const View& k, const View& v) : columns(k.cols()) {
     const ContextRegion& r = u.context;
-    const View own = u.activation(Keep::transient, 2 * columns);
-    u.run(Convert{.x = k, .out = own.col_range(0, columns)});
-    u.run(Convert{.x = v, .out = own.col_range(columns, columns)});
+    const View own = u.activation(Keep::transient, columns + v.cols());
+    u.run(Convert{.x = k, .out = k_of(own)});
+    u.run(Convert{.x = v, .out = v_of(own)});
     View by_share = own;
     if (r.ranks > 1) {
-      by_share = u.tensor(Keep::transient, u.compute(), {r.ranks * own.rows(), 2 * columns});
+      by_share = u.tensor(Keep::transient, u.compute(), {r.ranks * own.rows(), own.cols()});
       r.run(comm::AllGather{.shard = own, .full = by_share});
     }
-    both = all_tokens(u, u.compute(), 2 * columns);
+    both = all_tokens(u, u.compute(), own.cols());
     u.run(ordered(u, by_share, both, OrderChunks::To::tokens));
   }
-  View k() const { return both.col_range(0, columns); }
-  View v() const { return both.col_range(columns, columns); }
+  View k_of(const View& x) const { return x.col_range(0, columns); }
+  View v_of(const View& x) const { return x.col_range(columns, x.cols() - columns); }
 
   std::int64_t columns;  // of k
   View both;
@@ -54,7 +54,7 @@ void attend_gathered(UnitContext& u, const Attention& a) {
     Attention own = a;
     own.q = chunk.of(a.q, r.samples), own.out = chunk.of(a.out, r.samples);
     own.lse = chunk.of(a.lse, r.samples);
-    own.k = keys.k(), own.v = keys.v();
+    own.k = keys.k_of(keys.both), own.v = keys.v_of(keys.both);
     own.first = chunk.first_token;
     own.dropout = chunk.of(a.dropout, r.samples);
     u.run(own);
@@ -66,7 +66,7 @@ void attend_gathered(UnitContext& u, const Attention& a) {
 void attend_gathered_backward(UnitContext& u, const AttentionBackward& a) {
   const ContextRegion& r = u.context;
   const AllKeys keys(u, a.k, a.v);
-  const std::int64_t columns = 2 * keys.columns, n = keys.both.elements();
+  const std::int64_t columns = keys.both.cols(), n = keys.both.elements();
   const View parts = u.tensor(Keep::transient, DType::f32, {r.own(), n});
   for (std::int64_t share = 0; share < r.own(); ++share) {
     View part = keys.both;
@@ -79,9 +79,8 @@ void attend_gathered_backward(UnitContext& u, const AttentionBackward& a) {
            {&AttentionBackward::q, &AttentionBackward::out, &AttentionBackward::lse,
             &AttentionBackward::d_out, &AttentionBackward::d_q})
         own.*of = chunk.of(a.*of, r.samples);
-      own.k = keys.k(), own.v = keys.v();
-      own.d_k = part.col_range(0, keys.columns);
-      own.d_v = part.col_range(keys.columns, keys.columns);
+      own.k = keys.k_of(keys.both), own.v = keys.v_of(keys.both);
+      own.d_k = keys.k_of(part), own.d_v = keys.v_of(part);
       own.first = chunk.first_token;
       own.dropout = chunk.of(a.dropout, r.samples);
       own.write = half == 1 ? Write::overwrite : Write::add;
@@ -102,8 +101,8 @@ void attend_gathered_backward(UnitContext& u, const AttentionBackward& a) {
         u.tensor(Keep::transient, DType::u8, {comm::reduce_scatter_staging(r.group, DType::f32)});
     r.run(comm::ReduceScatter{.full = by_share, .shard = own, .staging = staging});
   }
-  u.run(Convert{.x = own.col_range(0, keys.columns), .out = a.d_k.matrix()});
-  u.run(Convert{.x = own.col_range(keys.columns, keys.columns), .out = a.d_v.matrix()});
+  u.run(Convert{.x = keys.k_of(own), .out = a.d_k.matrix()});
+  u.run(Convert{.x = keys.v_of(own), .out = a.d_v.matrix()});
 }
 
 // --- All tokens of some heads -------------------------------------------------------------------
@@ -205,7 +204,7 @@ void attend_by_heads(UnitContext& u, Attention a) {
   HeadExchange exchange(u);
   a.shape = shape_of_rank(u, a.shape);
   const auto parts = exchange.there({a.q, a.k, a.v});
-  const View out = all_tokens(u, u.compute(), parts[0].cols()), own = a.out;
+  const View out = all_tokens(u, u.compute(), a.shape.heads * a.shape.values()), own = a.out;
   a.q = parts[0], a.k = parts[1], a.v = parts[2], a.out = out;
   a.lse = lse_of_heads(u, a.shape, a.lse);
   a.dropout = dropout_of_rank(u, a.shape, a.dropout);
@@ -218,10 +217,10 @@ void attend_by_heads_backward(UnitContext& u, AttentionBackward a) {
   a.shape = shape_of_rank(u, a.shape);
   const auto parts = exchange.there({a.q, a.k, a.v, a.out, a.d_out});
   const std::vector<View> own = {a.d_q, a.d_k, a.d_v};
-  const std::int64_t q = parts[0].cols(), kv = parts[1].cols();
-  const View d = all_tokens(u, u.compute(), q + 2 * kv);
+  const std::int64_t q = parts[0].cols(), k = parts[1].cols(), v = parts[2].cols();
+  const View d = all_tokens(u, u.compute(), q + k + v);
   a.q = parts[0], a.k = parts[1], a.v = parts[2], a.out = parts[3], a.d_out = parts[4];
-  a.d_q = d.col_range(0, q), a.d_k = d.col_range(q, kv), a.d_v = d.col_range(q + kv, kv);
+  a.d_q = d.col_range(0, q), a.d_k = d.col_range(q, k), a.d_v = d.col_range(q + k, v);
   a.lse = lse_of_heads(u, a.shape, a.lse);
   a.dropout = dropout_of_rank(u, a.shape, a.dropout);
   u.run(a);

@@ -37,6 +37,11 @@ ParamDesc joined(ParamDesc p) {
   return p;
 }
 
+ParamDesc latent(ParamDesc p) {
+  p.latent = true;
+  return p;
+}
+
 void add_norm(std::vector<ParamDesc>& params, const ModelConfig& c, const std::string& prefix) {
   params.push_back(vector(prefix + ".weight", c.hidden, Init::ones));
   if (c.norm == NormKind::layernorm && c.bias) params.push_back(vector(prefix + ".bias", c.hidden));
@@ -95,6 +100,51 @@ void add_feed_forward(std::vector<ParamDesc>& params, const ModelConfig& c, std:
   }
 }
 
+/// What makes queries, keys and values of a layer's input, and the output matrix.
+void add_attention(std::vector<ParamDesc>& p, const ModelConfig& c, const std::string& attention,
+                   std::int64_t chunks, double out_std) {
+  const bool few_kv = c.kv_heads < chunks;
+  const std::int64_t queries = few_kv ? 1 : c.heads / c.kv_heads;  // that stay together
+  const auto key_or_value = [&](const ParamDesc& d, std::int64_t rows) {
+    return few_kv ? d : joined(cut(d, 0, rows));
+  };
+  const auto heads = [&](const char* name, std::int64_t count, std::int64_t rows) {
+    return of_heads(matrix(attention + name, count * rows, c.hidden, c.init_std), rows);
+  };
+  p.push_back(cut(heads("q.weight", c.heads, c.head_dim), 0, queries * c.head_dim));
+  p.push_back(key_or_value(heads("k.weight", c.kv_heads, c.head_dim), c.head_dim));
+  p.push_back(key_or_value(heads("v.weight", c.kv_heads, c.values()), c.values()));
+  p.push_back(cut(matrix(attention + "out.weight", c.hidden, c.heads * c.values(), out_std), 1,
+                  queries * c.values()));
+}
+
+/// The same where keys and values are made of latents, which one product makes of the input.
+void add_latent_attention(std::vector<ParamDesc>& p, const ModelConfig& c,
+                          const std::string& attention, double out_std) {
+  const auto add = [&](bool first, ParamDesc d, std::int64_t granule = 1) {
+    d = cut(std::move(d), 0, granule);
+    p.push_back(first ? std::move(d) : joined(std::move(d)));
+  };
+  const auto of_input = [&](const char* name, std::int64_t rows) {
+    return latent(matrix(attention + name, rows, c.hidden, c.init_std));
+  };
+  const auto heads = [&](const char* name, std::int64_t rows, std::int64_t columns) {
+    return of_heads(matrix(attention + name, c.heads * rows, columns, c.init_std), rows);
+  };
+  const std::int64_t own = c.head_dim - c.latent.rope;
+  if (c.latent.q > 0) add(true, of_input("q_latent.weight", c.latent.q));
+  add(c.latent.q == 0, of_input("kv_latent.weight", c.latent.kv));
+  add(false, of_input("k_rope.weight", c.latent.rope));
+  add(true, heads("q.weight", c.head_dim, c.latent.q > 0 ? c.latent.q : c.hidden), c.head_dim);
+  add(true, heads("k.weight", own, c.latent.kv), own);
+  add(false, heads("v.weight", c.values(), c.latent.kv), c.values());
+  p.push_back(cut(matrix(attention + "out.weight", c.hidden, c.heads * c.values(), out_std), 1,
+                  c.values()));
+  if (c.latent.q > 0)
+    p.push_back(vector(attention + "q_latent_norm.weight", c.latent.q, Init::ones));
+  p.push_back(vector(attention + "kv_latent_norm.weight", c.latent.kv, Init::ones));
+}
+
 UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, ExpertSplit split) {
   UnitDesc unit{.name = fmt::format("block.{}", layer), .kind = UnitKind::block, .params = {}};
   const std::string attention = unit.name + ".attention.", mlp = unit.name + ".mlp.";
@@ -106,13 +156,11 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, Ex
     return few_kv ? d : joined(cut(d, 0, c.head_dim));
   };
   auto& p = unit.params;
-  const auto heads = [&](const char* name, std::int64_t rows) {
-    return of_heads(matrix(attention + name, rows, c.hidden, c.init_std), c.head_dim);
-  };
-  p.push_back(cut(heads("q.weight", q), 0, query));
-  p.push_back(key_or_value(heads("k.weight", kv)));
-  p.push_back(key_or_value(heads("v.weight", kv)));
-  p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, out_std), 1, query));
+  if (c.latent) {
+    add_latent_attention(p, c, attention, out_std);
+  } else {
+    add_attention(p, c, attention, chunks, out_std);
+  }
   add_feed_forward(p, c, layer, mlp, out_std, split);
   if (c.norms_inputs()) add_norm(p, c, unit.name + ".norm1");
   if (c.norms_inputs() && c.block != BlockForm::parallel_one_norm)
@@ -234,7 +282,8 @@ void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t
   const bool tiled = division.tiles > 1;
   if (!tiled && division.block == 0 && !division.codes) return units.push_back(block);
   const auto apart = [&](const ParamDesc& p) {
-    return (!tiled || p.tensor_axis >= 0) && (division.block == 0 || in_blocks(p, chunks)) &&
+    return (!tiled || (p.tensor_axis >= 0 && !p.latent)) &&
+           (division.block == 0 || in_blocks(p, chunks)) &&
            (!division.codes || in_codes(p, chunks));
   };
   UnitDesc rest = block;
@@ -456,7 +505,7 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
     const double each = unit.traits.trained ? 6 : below && !of_head ? 2 : 4;
     products += each * static_cast<double>(met);
   }
-  return products + static_cast<double>(c.heads * c.head_dim) * keys;
+  return products + static_cast<double>(c.heads * (c.head_dim + c.values())) / 2 * keys;
 }
 
 }  // namespace tessera::model

@@ -45,6 +45,7 @@ struct ParamDesc {
   std::int64_t expert = 0, experts = 0;  // of which of a layer's experts it is; 0: of none
   bool undivided = false;                // chunks have whole experts: that axis is not cut
   std::int64_t head_rows = 0;            // rows that one attention head makes; 0: they are of none
+  bool latent = false;  // what it makes goes to every chunk: it is not in a tile, which has some
 
   /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
   /// differently.
@@ -194,7 +195,8 @@ std::int64_t parameter_count(std::span<const UnitDesc> units);
 /// Number of those that are trained.
 std::int64_t trained_count(std::span<const UnitDesc> units);
 
-/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
+/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention, C its
+/// columns, half those of queries and of values; twice
 /// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
 /// outputs are pooled, but no embedding look-ups and no experts that a token does not meet), as
 /// published MFU figures count. What is frozen has no gradients: 4 N of it, and below the lowest

@@ -75,6 +75,12 @@ kernels::RopeScaling rope_scaling(const deck::ModelSection& m) {
           .magnitude = m.rope_magnitude};
 }
 
+/// By which scores are multiplied beside their width's root, as in transformers' DeepSeek models.
+float score_scale(const deck::ModelSection& m) {
+  const double magnitude = 0.1 * m.rope_mscale_all_dim * std::log(m.rope_factor) + 1;
+  return static_cast<float>(magnitude * magnitude);
+}
+
 model::ExpertsConfig experts_config(const deck::MoeSection& m) {
   return {.count = m.experts,
           .hidden = m.ffn_hidden,
@@ -115,6 +121,7 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
           .heads = m.heads,
           .kv_heads = m.kv_heads,
           .head_dim = m.head_dim,
+          .value_dim = m.value_dim,
           .hidden = m.hidden,
           .ffn_hidden = m.ffn_hidden,
           .vocab = m.vocab,
@@ -139,10 +146,12 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
           .qk_norm = m.qk_norm,
           .block = m.block,
           .query_scalar = m.query_scalar,
+          .score_scale = score_scale(m),
           .scaled_embeddings = m.scaled_embeddings,
           .embedding_norm = m.embedding_norm,
           .logit_soft_cap = static_cast<float>(m.logit_soft_cap),
           .tied_embeddings = m.tied_embeddings,
+          .latent = {.kv = m.kv_latent, .q = m.q_latent, .rope = m.rope_dim},
           .experts = experts_config(m.moe),
           .dropout = {.embedding = static_cast<float>(m.dropout_embedding),
                       .attention = static_cast<float>(m.dropout_attention),

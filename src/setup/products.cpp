@@ -53,6 +53,7 @@ class ProductCheck {
   static constexpr std::int64_t kGranule = kernels::kFp8Granule;
 
   void check_chunk(std::int64_t chunk) {
+    if (config_.latent) return check_latents();
     const model::HeadPart part = model::heads_of(config_, chunk, chunks_);
     const std::int64_t q = part.heads.count() * config_.head_dim,
                        kv = part.kv_heads.count() * config_.head_dim;
@@ -62,6 +63,31 @@ class ProductCheck {
         count_text(part.kv_heads.count(), "kv head"), config_.head_dim, of_chunk(chunk));
     check("model.head_dim", q, "the columns of " + heads, kGranule);
     check("model.head_dim", joined ? q + 2 * kv : kv, "what is projected to " + heads, kGranule);
+    check_feed_forward(chunk);
+  }
+  /// All chunks have the same heads and parts of latents.
+  void check_latents() {
+    const auto part = [&](const char* key, std::int64_t columns) {
+      check(key, columns / chunks_,
+            fmt::format("{} = {} over {}", key, columns, count_text(chunks_, "part")),
+            kGranule * chunks_);
+    };
+    const std::int64_t heads = config_.heads / chunks_;
+    part("model.kv_latent", config_.latent.kv);
+    part("model.q_latent", config_.latent.q);
+    part("model.rope_dim", config_.latent.rope);
+    const auto of_heads = [&](const char* key, std::int64_t columns) {
+      check(key, heads * columns,
+            fmt::format("what {} of {} = {} have", count_text(heads, "head"), key, columns),
+            kGranule);
+    };
+    of_heads("model.head_dim", config_.head_dim);
+    of_heads("model.value_dim", config_.values());
+    check("model.head_dim", heads * (config_.head_dim - config_.latent.rope),
+          "the columns of heads without positions", kGranule);
+    check_feed_forward(0);
+  }
+  void check_feed_forward(std::int64_t chunk) {
     check("model.ffn_hidden", even_part(config_.ffn_hidden, chunk, chunks_).count(),
           fmt::format("the part of model.ffn_hidden = {}{}", config_.ffn_hidden, of_chunk(chunk)),
           kGranule * chunks_);

@@ -21,6 +21,14 @@ MODELS = {
                  {"experts": 6, "top_k": 2, "ffn_hidden": 24, "shared_ffn_hidden": 20,
                   "first_dense": 1, "scores": "sigmoid", "groups": 3, "group_top": 2,
                   "group_score": "two_largest", "bias": True, "bias_update": 0.02}),
+    # DeepSeek-V3 and V2: keys and values of latents, with queries of one or without.
+    "latent": ({**COMMON, "layers": 3, "kv_heads": 4, "head_dim": 14, "value_dim": 10, "kv_latent": 12,
+                "q_latent": 20, "rope_dim": 8},
+               {"experts": 6, "top_k": 2, "ffn_hidden": 24, "shared_ffn_hidden": 20,
+                "first_dense": 1, "scores": "sigmoid", "groups": 3, "group_top": 2,
+                "group_score": "two_largest", "bias": True, "bias_update": 0.02}),
+    "latent_keys": ({**COMMON, "kv_heads": 4, "head_dim": 14, "kv_latent": 12, "rope_dim": 8},
+                    {"experts": 4, "top_k": 2, "ffn_hidden": 24, "aux_loss": 0.2}),
 }
 LR = 3e-3
 

@@ -118,12 +118,31 @@ class Model:
         out = scores.softmax(-1) @ v.repeat_interleave(heads // kv_heads, 1)
         return out.transpose(1, 2).reshape(b, t, c) @ self.w[f"{at}.out.weight"].T
 
+    def latent_attention(self, x, at):
+        """Of DeepSeek-V2 (section 2.1): the last columns of a head turn, and of keys all heads have
+        the same."""
+        heads, rope = self.m["heads"], self.m["rope_dim"]
+        b, t, _ = x.shape
+        linear = lambda y, p: y @ self.w[f"{at}.{p}.weight"].T
+        of = lambda y, p: linear(y, p).reshape(b, t, heads, -1).transpose(1, 2)
+        normed = lambda p: rms(linear(x, p), self.w[f"{at}.{p}_norm.weight"])
+        q = of(normed("q_latent") if "q_latent" in self.m else x, "q")
+        latent = normed("kv_latent")
+        own, shared = of(latent, "k"), rotated(linear(x, "k_rope")[:, None])
+        q = torch.cat([q[..., :-rope], rotated(q[..., -rope:])], -1)
+        k = torch.cat([own, shared.expand(-1, heads, -1, -1)], -1)
+        scores = q @ k.transpose(2, 3) / self.m["head_dim"] ** 0.5
+        scores = scores.masked_fill(torch.ones(t, t).triu(1).bool(), -torch.inf)
+        out = scores.softmax(-1) @ of(latent, "v")
+        return linear(out.transpose(1, 2).reshape(b, t, -1), "out")
+
     def losses(self, inputs, targets):
         """The mean loss, and what is minimised beside it."""
         self.terms, self.choices, self.dropped, self.margin = 0.0, [], [], torch.inf
         x = self.w["vocabulary.weight"][inputs]
         for i in range(self.m["layers"]):
-            x = x + self.attention(rms(x, self.w[f"block.{i}.norm1.weight"]), f"block.{i}.attention")
+            attention = self.latent_attention if "kv_latent" in self.m else self.attention
+            x = x + attention(rms(x, self.w[f"block.{i}.norm1.weight"]), f"block.{i}.attention")
             h = rms(x, self.w[f"block.{i}.norm2.weight"])
             dense = (i + 1) % self.moe.get("every", 1) != 0 or i < self.moe.get("first_dense", 0)
             x = x + (self.feed_forward if dense else self.experts)(h, f"block.{i}.mlp")

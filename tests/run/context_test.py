@@ -8,7 +8,7 @@ import re
 import unittest
 
 import documents_test
-from layout_test import LLAMA, TOLERANCE, TOLERANCE_BF16, LayoutTest, mesh
+from layout_test import LATENT, LLAMA, TOLERANCE, TOLERANCE_BF16, LayoutTest, mesh
 from oracle_test import oracle_deck, stray_of
 from tessera import SOURCE, change, some_of, tiny_deck
 
@@ -54,7 +54,7 @@ class OtherModels(LayoutTest):
         for changes in (windows,
                         {**LLAMA, "model__kv_heads": 1, "model__rope_scaling": "dynamic",
                          "model__rope_factor": 2.0, "model__rope_original_context": 8},
-                        {**LLAMA, "model__qk_norm": "head"},
+                        {**LLAMA, "model__qk_norm": "head"}, LATENT,
                         {"model__heads": 4, "model__hidden": 32, "model__layers": 2,
                          "model__position": "sinusoidal", "model__attention_soft_cap": 2.0}):
             self.assert_near({**changes, "run__steps": 4}, [
@@ -66,6 +66,8 @@ class OtherModels(LayoutTest):
             (2, heads), (4, {**heads, "zero__stage": 3, "recompute__policy": "full"}),
             (4, {**heads, "parallel__pipeline": 2, "guard__check_replicas": 1,
                  "offload__optimizer": "host"})])
+        self.assert_near({**LATENT, "run__steps": 4}, [
+            (2, heads), (4, {**heads, "parallel__tensor": 2, "zero__stage": 3})])
         self.assert_near({**windows, "model__dropout": 0.1, "run__steps": 4}, [
             (2, heads), (2, {**heads, "parallel__context_kind": "gather"})])
         self.assert_near({**windows, "model__kv_heads": 4, "run__steps": 4}, [
@@ -78,7 +80,7 @@ ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run
 
 class Bits(documents_test.DocumentsTest, LayoutTest):
     def test_every_layout_has_the_same_bits(self):
-        for family in ({"model__heads": 4, "model__hidden": 32, "model__layers": 4}, LLAMA):
+        for family in ({"model__heads": 4, "model__hidden": 32, "model__layers": 4}, LLAMA, LATENT):
             self.assert_same({**family, **ANY_LAYOUT}, [
                 (2, {"parallel__context": 2}), (4, {"parallel__context": 4, "zero__stage": 3}),
                 (4, {"parallel__context": 2, "zero__stage": 2, "recompute__policy": "full"}),

@@ -66,6 +66,11 @@ class Oracle(ExpertsTest):
         """Moved by each step's choices alone, which are exact on every layout."""
         self.compare("balanced", (*LAYOUTS, *DIVIDED[:3]))
 
+    def test_keys_and_values_of_latents(self):
+        """Every chunk makes a part of all latents, whichever ranks have them, and reads all of them."""
+        self.compare("latent", (*LAYOUTS, *DIVIDED[4:5]))
+        self.compare("latent_keys", (*LAYOUTS[1:4], *LAYOUTS[-1:]))
+
     def test_terms_of_the_router_are_seen(self):
         """With other weights the gradient is another from the first step on, and the loss is not."""
         first = self.truth()["mixtral"]["float64"][0]
@@ -79,7 +84,8 @@ class Oracle(ExpertsTest):
 
 class Bits(ExpertsTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for model, split in (("mixtral", "experts"), ("deepseek", "width"), ("balanced", "width")):
+        for model, split in (("mixtral", "experts"), ("deepseek", "width"), ("balanced", "width"),
+                             ("latent", "width")):
             fixed = {**ANY_LAYOUT, "moe__split": split}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
             choices = [s["experts"] for s in self.steps_of(f"{model}_one")]

@@ -18,6 +18,9 @@ TOLERANCE_BF16 = 2e-2
 GPT2 = {"model__heads": 4, "model__hidden": 32, "model__layers": 4}
 LLAMA = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2, "model__hidden": 32,
          "model__ffn_hidden": 44, "model__layers": 4}
+LATENT = {**LLAMA, "model__kv_heads": 4, "model__head_dim": 12, "model__value_dim": 10,
+          "model__kv_latent": 16, "model__q_latent": 24, "model__rope_dim": 8,
+          "model__rope_pairs": "neighbours"}
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 4, "run__threads": 1,
               "run__steps": 4}
 
@@ -115,6 +118,20 @@ class SameBits(LayoutTest):
         self.assert_same({**LLAMA, **ANY_LAYOUT, "precision__compute": "bf16"}, [
             mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),
             mesh(data=2, tensor=2, pipeline=2, zero__stage=3)])
+
+    def test_latents(self):
+        """Chunks of latents are put together, and gradients of all latents are sums over chunks."""
+        self.assert_same({**LATENT, **ANY_LAYOUT, "model__dropout": 0.1}, [
+            mesh(tensor=2), mesh(tensor=4), mesh(tensor=2, parallel__sequence=False),
+            mesh(data=2, tensor=2, zero__stage=3, recompute__policy="selective"),
+            mesh(data=2, pipeline=2, zero__stage=1, parallel__schedule="zero_bubble",
+                 recompute__policy="full")])
+        self.assert_same({**LATENT, **ANY_LAYOUT, "model__q_latent": 0, "precision__compute": "bf16",
+                          "optimizer__name": "muon", "optimizer__attention": "heads"}, [
+            mesh(tensor=4), mesh(data=2, tensor=2, zero__stage=1, offload__optimizer="host")])
+        self.assert_same({**LATENT, **ANY_LAYOUT, "adapter__kind": "lora", "adapter__rank": 2,
+                          "adapter__targets": ["*"]}, [
+            mesh(tensor=4), mesh(data=2, tensor=2, zero__stage=3)])
 
     def test_fp8(self):
         """A scale is that of a chunk in a micro-batch, which every layout has."""

@@ -272,7 +272,8 @@ class Heads(WeightsTest):
 class Families(WeightsTest):
     NAMES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2", "gemma3",
              "gptj", "bert", "roberta", "mixtral", "qwen3_moe", "qwen3_moe_sparse",
-             "glm4_moe", "glm4_moe_plain")
+             "glm4_moe", "glm4_moe_plain", "deepseek_v2", "deepseek_v2_groups", "deepseek_v3",
+             "deepseek_v3_plain")
 
     def test_each_comes_in_trains_and_goes_out(self):
         write_tokens(self.corpus, vocab=13)

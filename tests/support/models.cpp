@@ -70,6 +70,16 @@ model::ModelConfig balanced_like() {
   return c;
 }
 
+model::ModelConfig latent_like() {
+  model::ModelConfig c = llama_like();
+  c.kv_heads = c.heads;
+  c.head_dim = 10, c.value_dim = 6;
+  c.rope_pairs = RopePairs::neighbours;
+  c.score_scale = 1.25F;
+  c.latent = {.kv = 8, .q = 12, .rope = 4};
+  return c;
+}
+
 model::ModelConfig gpt_neox_like() {
   model::ModelConfig c = gpt2_like();
   c.position = PositionKind::rope;

@@ -23,6 +23,8 @@ model::ModelConfig mixtral_like();
 model::ModelConfig deepseek_like();
 /// The same with biases by which experts are chosen.
 model::ModelConfig balanced_like();
+/// Keys and values of latents, and queries of one too (DeepSeek-V2's attention).
+model::ModelConfig latent_like();
 /// Norms of outputs alone, and of the whole of q and of k (OLMo 2).
 model::ModelConfig olmo2_like();
 /// Attention and feed-forward layer in parallel, layer norm with biases, the exact gelu (GPT-NeoX).

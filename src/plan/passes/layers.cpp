@@ -54,7 +54,7 @@ std::vector<double> layer_costs(const PlanInputs& in) {
       const std::span units(&in.model.units[layer.units[0]], layer.units.size());
       const std::int64_t met = model::parameter_count(units) - config.idle_parameters(block);
       flop = 2.0 * static_cast<double>(met) +
-             4.0 * static_cast<double>(config.heads * config.head_dim) *
+             2.0 * static_cast<double>(config.heads * (config.head_dim + config.values())) *
                  config.keys_seen(block++, config.context);
     }
     costs.push_back(flop);

@@ -69,8 +69,8 @@ GeneratorBytes generator_bytes(const model::ModelConfig& config, const Generator
     const DType type = desc.traits.type.value_or(options.type);
     bytes += zero::unit_layout(desc, 1).padded * size_of(type);
   }
-  const std::int64_t cached = options.slots * capacity_of(config, options) * config.layers * 2 *
-                              config.kv_heads * config.head_dim;
+  const std::int64_t cached = options.slots * capacity_of(config, options) * config.layers *
+                              config.kv_heads * (config.head_dim + config.values());
   return {.model = bytes, .cache = cached * size_of(options.type)};
 }
 
@@ -90,11 +90,11 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
     units_.push_back({&desc, zero::parameter_views(desc, layout, flats_.back())});
   }
   set_parameters(parameters, [](const model::ParamDesc&) { return true; });
-  const std::int64_t columns = config.kv_heads * config.head_dim;
-  for (std::int64_t l = 0; l < config.layers; ++l) {
-    caches_.push_back({.k = make(type_, {options.slots, context_, columns}),
-                       .v = make(type_, {options.slots, context_, columns})});
-  }
+  const auto cache = [&](std::int64_t dim) {
+    return make(type_, {options.slots, context_, config.kv_heads * dim});
+  };
+  for (std::int64_t l = 0; l < config.layers; ++l)
+    caches_.push_back({.k = cache(config.head_dim), .v = cache(config.values())});
 }
 
 void Generator::set_parameters(const ParameterSource& parameters,

@@ -82,6 +82,45 @@ TEST(Checks, NormsOfTheWholeNeedAllHeadsOnARank) {
   }
 }
 
+TEST(Checks, LatentsThatKeysAndValuesAreMadeOf) {
+  const auto with = [](const std::vector<std::string>& more) {
+    std::vector<std::string> sets{"model.family=deepseek_v2", "model.ffn_hidden=16",
+                                  "model.kv_latent=16", "model.rope_dim=2", "model.head_dim=6"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return refusal(kSmallDeck, sets);
+  };
+  EXPECT_EQ(with({}), "");
+  EXPECT_EQ(with({"model.q_latent=8", "model.value_dim=5", "model.rope_scaling=yarn",
+                  "model.rope_factor=4", "model.rope_original_context=4",
+                  "model.rope_mscale_all_dim=0.7", "parallel.tensor=2"}),
+            "");
+  for (const auto& [sets, problem] : std::vector<std::pair<std::vector<std::string>, const char*>>{
+           {{"model.rope_dim=3"},
+            "model.rope_dim = 3 is not possible with model.kv_latent = 16: it is the number of "
+            "columns that turn, in pairs, of the model.head_dim = 6 of each head (give an even "
+            "number from 2 to 4)"},
+           {{"model.rope_dim=0"}, "model.rope_dim = 0 is not possible"},
+           {{"model.rope_dim=6"}, "model.rope_dim = 6 is not possible"},
+           {{"model.position=learned"}, "model.position = \"learned\" is not possible with"},
+           {{"model.rotary_share=0.5"}, "model.rope_dim says how many columns turn"},
+           {{"model.kv_heads=1"}, "every head has keys of its own"},
+           {{"model.bias=true"}, "its products have no biases (use false)"},
+           {{"model.qkv_bias=true"}, "its products have no biases (leave it out)"},
+           {{"model.qk_norm=head"}, "norms are of latents"},
+           {{"model.q_latent=9", "parallel.tensor=2"},
+            "model.q_latent = 9 does not divide over parallel.tensor x zero.tiles = 2"},
+           {{"model.kv_latent=15", "zero.tiles=2", "zero.stage=3"},
+            "model.kv_latent = 15 does not divide over parallel.tensor x zero.tiles = 2"},
+           {{"run.reproducible=layout", "run.reproducible_tensor=4", "run.threads=1",
+             "model.heads=4"},
+            "model.rope_dim = 2 does not divide over run.reproducible_tensor = 4"},
+           {{"model.rope_mscale_all_dim=1"}, "no effect without model.rope_scaling = \"yarn\""}}) {
+    expect_contains(with(sets), problem);
+  }
+  for (const char* set : {"model.q_latent=8", "model.rope_dim=2", "model.value_dim=4"})
+    expect_contains(refusal(kSmallDeck, {set}), "no effect without model.kv_latent");
+}
+
 TEST(Checks, AnswersThatTheModelDraws) {
   const std::vector<std::string> whole{"task.kind=grpo", "rollout.samples=4", "rollout.tokens=8",
                                        "model.init_from=hf"};

@@ -95,16 +95,16 @@ TEST(Reference, IsWhatTheSchemaSays) {
 
 TEST(Inputs, EveryDeckLoadsAtItsSize) {
   const std::pair<const char*, std::int64_t> decks[] = {
-      {"quickstart_gpt", 2},  {"gpt2_124m", 8},       {"gpt2_350m", 8},
-      {"gpt2_774m", 16},      {"qwen3_0.6b", 16},     {"gemma2_2b", 64},
-      {"pythia_160m", 8},     {"gpt2_1.5b", 32},      {"gpt2_1.5b_laptop", 1},
-      {"llama_1b", 16},       {"llama_3b", 64},       {"llama_7b", 64},
-      {"llama_8b", 128},      {"gpt_18b", 384},       {"gpt_138b", 384},
-      {"gpt_10b", 32},        {"gpt_1t", 512},        {"onebit_adam", 4},
-      {"imdb_classifier", 2}, {"bert_large", 1},      {"moe_quickstart", 2},
-      {"mixtral_8x7b", 128},  {"qwen3_30b_a3b", 128}, {"llama_8b_lora", 8},
-      {"llama_8b_qlora", 1},  {"llama_8b_128k", 8},   {"llama_8b_sft", 16},
-      {"llama_8b_reward", 16}};
+      {"quickstart_gpt", 2},   {"gpt2_124m", 8},        {"gpt2_350m", 8},
+      {"gpt2_774m", 16},       {"qwen3_0.6b", 16},      {"gemma2_2b", 64},
+      {"pythia_160m", 8},      {"gpt2_1.5b", 32},       {"gpt2_1.5b_laptop", 1},
+      {"llama_1b", 16},        {"llama_3b", 64},        {"llama_7b", 64},
+      {"llama_8b", 128},       {"gpt_18b", 384},        {"gpt_138b", 384},
+      {"gpt_10b", 32},         {"gpt_1t", 512},         {"onebit_adam", 4},
+      {"imdb_classifier", 2},  {"bert_large", 1},       {"moe_quickstart", 2},
+      {"mixtral_8x7b", 128},   {"qwen3_30b_a3b", 128},  {"llama_8b_lora", 8},
+      {"llama_8b_qlora", 1},   {"llama_8b_128k", 8},    {"llama_8b_sft", 16},
+      {"llama_8b_reward", 16}, {"deepseek_v2_lite", 64}};
   std::size_t files = 0;
   for (const auto& entry : fs::directory_iterator(kInputs)) {
     const std::string name = entry.path().filename().string();

@@ -143,6 +143,14 @@ TEST(Gradients, Mixtral) { Differences(of_all_experts(mixtral_like())).check(); 
 
 TEST(Gradients, DeepSeek) { Differences(of_all_experts(deepseek_like())).check(); }
 
+TEST(Gradients, Latents) {
+  ModelConfig c = latent_like();
+  Differences(c).check();
+  c.latent.q = 0;
+  c.dropout = model::same_dropout(0.2F);
+  Differences(c).check();
+}
+
 /// What z adds to the gradient of the last router's matrix, of a mean loss over targets.
 std::vector<double> gradient_of_z(const ModelConfig& config) {
   const auto device = kernels::make_cpu_device({});

@@ -62,6 +62,32 @@ ModelConfig qwen3_30b_a3b() {
   return c;
 }
 
+/// Keys and values of latents; of experts, three of DeepSeek-V3's layers and one of
+/// DeepSeek-V2-Lite's have none.
+ModelConfig deepseek_v2_lite() {
+  ModelConfig c = llama_8b();
+  c.layers = 27, c.heads = c.kv_heads = 16, c.head_dim = 192, c.value_dim = 128;
+  c.hidden = 2048, c.ffn_hidden = 10944, c.vocab = 102400;
+  c.latent = {.kv = 512, .rope = 64};
+  c.experts = {
+      .count = 64, .hidden = 1408, .shared_hidden = 2816, .first = 1, .routing = {.choices = 6}};
+  return c;
+}
+
+ModelConfig deepseek_v3() {
+  ModelConfig c = deepseek_v2_lite();
+  c.layers = 61, c.heads = c.kv_heads = 128, c.hidden = 7168, c.ffn_hidden = 18432;
+  c.vocab = 129280;
+  c.latent.q = 1536;
+  c.experts = {.count = 256,
+               .hidden = 2048,
+               .shared_hidden = 2048,
+               .first = 3,
+               .bias = true,
+               .routing = {.choices = 8}};
+  return c;
+}
+
 ModelConfig gemma2_2b() {
   ModelConfig c = llama_8b();
   c.layers = 26, c.heads = 8, c.kv_heads = 4, c.head_dim = 256, c.hidden = 2304;
@@ -101,6 +127,22 @@ TEST(ParameterTable, CountsThePublishedNumberOfParameters) {
   EXPECT_EQ(parameter_count(model_units(mixtral_8x7b())), 46'702'792'704);
   EXPECT_EQ(parameter_count(model_units(qwen3_30b_a3b())), 30'532'122'624);
   EXPECT_EQ(parameter_count(model_units(pythia_160m())), 162'322'944);
+  EXPECT_EQ(parameter_count(model_units(deepseek_v2_lite())), 15'706'484'224);
+  EXPECT_EQ(parameter_count(model_units(deepseek_v3())), 671'026'404'352 + 58 * 256);
+}
+
+// What every tile reads comes once, with what is in no tile.
+TEST(ParameterTable, LatentsAreInNoTile) {
+  for (const UnitDesc& unit : model_units(deepseek_v3(), 4, {.tiles = 4})) {
+    if (unit.layer != "block.7" || unit.traits.balances) continue;
+    const bool tile = unit.tile.count > 1;
+    for (const char* name : {"q_latent", "kv_latent", "k_rope"})
+      EXPECT_EQ(unit.has(fmt::format("attention.{}.weight", name)), !tile) << unit.name;
+    for (const char* name : {"q", "k", "v", "out"}) {
+      const bool of_attention = unit.name.find("attention") != std::string::npos;
+      EXPECT_EQ(unit.has(fmt::format("attention.{}.weight", name)), of_attention) << unit.name;
+    }
+  }
 }
 
 // Every other layer's queries see w keys but at the begin: w - w^2 / 2 T on average, for T / 2.
@@ -148,6 +190,16 @@ TEST(ParameterTable, CountsFlopOfTheExpertsThatATokenMeets) {
 // Trap 53. By hand, for 1024 tokens of GPT-2 124M: a block multiplies with 4 C^2 + 8 C^2 weights
 // and has 13 C of biases and norms; 12 of them, the final norm and the head make N = 123 653 376.
 // 6 N + 6 * 12 layers * 768 * 1024 for causal attention.
+TEST(ParameterTable, CountsFlopOfValuesOfAnotherWidth) {
+  ModelConfig c = deepseek_v2_lite();
+  c.experts = {};
+  const double met =
+      static_cast<double>(parameter_count(model_units(c))) - 102400.0 * 2048;  // no look-ups
+  // 16 heads of 27 layers: products of 192 columns with keys and of 128 with values, half of 4096
+  // of which a query sees, forward and twice that on the way back.
+  EXPECT_EQ(flop_per_token(c, 4096), 6 * met + 3 * 27 * 16 * 2.0 * (192 + 128) * 2048);
+}
+
 TEST(ParameterTable, CountsFlopATokenAsByHand) {
   const double n = 12 * (12.0 * 768 * 768 + 13 * 768) + 2 * 768 + 50257.0 * 768;
   EXPECT_EQ(n, 123'653'376.0);

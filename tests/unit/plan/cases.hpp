@@ -126,6 +126,12 @@ inline Case random_case(std::mt19937& random) {
       m.head.labels = 1 + pick(20), m.head.pooling = static_cast<Pooling>(pick(4));
     }
   }
+  const bool latents = !m.bias && pick(4) == 0;
+  if (latents) {
+    m.kv_heads = m.heads, m.qk_norm = QkNorm::none, m.position = PositionKind::rope;
+    m.head_dim = 6 + pick(3), m.value_dim = pick(2) * (2 + pick(4));
+    m.latent = {.kv = 4 * (1 + pick(3)), .q = 4 * pick(3), .rope = 4};
+  }
   if (!m.bias && pick(2) == 0) {
     m.experts = {.count = 2 + pick(3),
                  .hidden = 8 + pick(9),

@@ -181,11 +181,12 @@ TEST(MakePlan, RefusesStepsThatAreTooLong) {
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   int left = 0;  // for a plan that completes what the last step has left
-  int divided = 0, cut = 0;
-  for (int i = 0; i < 300; ++i) {
+  int divided = 0, cut = 0, latents = 0;
+  for (int i = 0; i < 400; ++i) {
     Case c = random_case(random);
     divide_experts(c, random);
     divide_sequences(c, random);
+    latents += c.inputs.model.config.latent ? 1 : 0;
     divided += c.inputs.layout.mesh.experts > 1 ? 1 : 0;
     cut += c.inputs.layout.mesh.context > 1 ? 1 : 0;
     expect_proved(c);
@@ -197,6 +198,7 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
   EXPECT_GT(left, 20);
   EXPECT_GT(divided, 5);
   EXPECT_GT(cut, 20);
+  EXPECT_GT(latents, 20);
 }
 
 /// Elements of another type, or, where all of them are matrices, codes.

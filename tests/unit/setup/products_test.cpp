@@ -80,6 +80,28 @@ TEST(CheckProducts, NamesKeyValueAndRemedy) {
       "a multiple of 16 as model.hidden, or precision.matmul = \"same\")");
 }
 
+TEST(CheckProducts, OfLatents) {
+  const auto with = [](std::initializer_list<std::string> more) {
+    std::vector<std::string> sets{"model.family=deepseek_v2", "model.ffn_hidden=128",
+                                  "model.kv_latent=32",       "model.q_latent=64",
+                                  "model.rope_dim=32",        "model.head_dim=48",
+                                  "parallel.tensor=2"};
+    sets.insert(sets.end(), more);
+    return refusal(sets);
+  };
+  EXPECT_EQ(with({}), "");
+  EXPECT_EQ(with({"model.rope_dim=16"}),
+            "--set #8: precision.matmul = \"fp8\" needs multiples of 16, but model.rope_dim = 16 "
+            "over 2 parts is 8 (give a multiple of 32 as model.rope_dim, or precision.matmul = "
+            "\"same\")");
+  for (const auto& [set, problem] :
+       {std::pair{"model.kv_latent=16", "model.kv_latent = 16 over 2 parts is 8"},
+        {"model.q_latent=48", "model.q_latent = 48 over 2 parts is 24"},
+        {"model.value_dim=4", "what 2 heads of model.value_dim = 4 have is 8"},
+        {"model.head_dim=36", "what 2 heads of model.head_dim = 36 have is 72"}})
+    EXPECT_NE(with({set}).find(problem), std::string::npos) << with({set});
+}
+
 TEST(CheckProducts, FindsEveryKeyAtOnce) {
   const std::string all =
       refusal({"model.hidden=40", "model.ffn_hidden=40", "model.head_dim=3", "batch.sequence=7"});

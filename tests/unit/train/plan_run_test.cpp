@@ -43,6 +43,11 @@ std::vector<Setting> settings() {
     mixtral.dropout = gpt_neox.dropout;
     all.push_back({"mixtral", mixtral, compute});
     all.push_back({"balanced", balanced_like(), compute});
+    ModelConfig latent = latent_like();
+    latent.dropout = gpt_neox.dropout;
+    all.push_back({"latent", latent, compute});
+    latent.latent.q = 0;
+    all.push_back({"latent keys and values", latent, compute});
     ModelConfig bert = bert_like(), classifier = classifier_like();
     bert.dropout = classifier.dropout = model::same_dropout(0.2F);
     all.push_back({"bert", bert, compute});
