@@ -60,6 +60,11 @@ std::int64_t most_of(std::string_view key) {
   return key == "layers" ? kMostLayers : key == "moe.experts" ? kMostExperts : kLargestExtent;
 }
 
+/// By how much a key is above a row's setting.
+std::int64_t beside_of(const HfNumberRow& row, const HfArchitecture& a) {
+  return row.beside.empty() ? 0 : value_of(a, row.beside).get<std::int64_t>();
+}
+
 /// What a setting is multiplied with.
 std::int64_t times_of(const HfNumberRow& row, const HfArchitecture& a) {
   return row.times.empty() ? 1 : value_of(a, row.times).get<std::int64_t>();
@@ -116,6 +121,7 @@ class ConfigReader {
     if (family->windows != nullptr) read_windows(*family->windows);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
     if (family->rotary_columns != nullptr) read_rotary_columns(*family->rotary_columns);
+    if (family->groups != nullptr) read_groups(*family->groups);
     if (!family->dense_layers.empty()) read_dense_layers(family->dense_layers);
     if (!family->further_layers.setting.empty()) {
       if (const auto value = find_number(family->further_layers))
@@ -266,6 +272,8 @@ class ConfigReader {
       json meant = null ? row.none : row.otherwise;
       if (!row.times.empty())
         meant = meant.get<std::int64_t>() * times_of(row, config_.architecture);
+      if (!row.beside.empty())
+        meant = meant.get<std::int64_t>() + beside_of(row, config_.architecture);
       return set(row.key, meant, root_.place());
     }
     const auto& member = field_of(row.key).member;
@@ -273,7 +281,8 @@ class ConfigReader {
       const std::int64_t times = times_of(row, config_.architecture), n = value->integer(),
                          least = (row.or_zero ? 0 : 1) + row.more, most = most_of(row.key) / times;
       if (n < least || n > most) value->fail(fmt::format("{}; allowed: {} to {}", n, least, most));
-      return set(row.key, (n - row.more) * times, value->place());
+      return set(row.key, (n - row.more) * times + beside_of(row, config_.architecture),
+                 value->place());
     }
     if (std::holds_alternative<double HfArchitecture::*>(member)) {
       if (!row.or_zero || value->number() != 0) check_positive(*value, row.or_zero);
@@ -379,6 +388,11 @@ class ConfigReader {
         set_number("rope_local_theta", theta, names.default_local_theta);
     }
     read_rope_scaling(rope);
+    if (names.scores && config_.architecture.rope_scaling == "yarn") {
+      const auto scale = rope->find("mscale_all_dim");
+      if (scale && scale->number() < 0) check_positive(*scale, true);
+      set("rope_mscale_all_dim", scale ? scale->number() : 0, scale.value_or(*rope).place());
+    }
   }
 
   void read_rotary_columns(const HfRotaryColumns& names) {
@@ -587,6 +601,21 @@ class ConfigReader {
     set("moe.first_dense", first, list.value_or(root_).place());
   }
 
+  /// Groups are of no effect where routers choose among all experts.
+  void read_groups(const HfGroups& names) {
+    known_.insert(names.setting);
+    const auto value = root_.find(names.setting);
+    const std::string word = value ? value->text() : std::string(names.all);
+    if (word != names.all && word != names.of_groups)
+      value->fail(fmt::format("\"{}\" is not supported; allowed: {}, {}", word, names.all,
+                              names.of_groups));
+    if (word == names.of_groups) return;
+    for (const std::string_view key : {"moe.groups", "moe.group_top"}) {
+      std::erase_if(config_.keys, [&](const HfKey& k) { return k.key == key; });
+      set(key, 1, value.value_or(root_).place());
+    }
+  }
+
   void refuse_windows_of_others(const HfFamily& family) {
     if (family.windows != nullptr) return;
     known_.insert("layer_types");
@@ -726,6 +755,7 @@ void write_rotary(json& config, const HfArchitecture& a, const HfRotary& names) 
   scaling[yarn ? "beta_slow" : "low_freq_factor"] = a.rope_low_frequency;
   scaling[yarn ? "beta_fast" : "high_freq_factor"] = a.rope_high_frequency;
   if (a.rope_magnitude > 0) scaling["attention_factor"] = a.rope_magnitude;
+  if (a.rope_mscale_all_dim > 0) scaling["mscale_all_dim"] = a.rope_mscale_all_dim;
   scaling["original_max_position_embeddings"] = a.rope_original_context;
 }
 
@@ -778,6 +808,7 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
   if (row.key == "moe.experts" && value == 0) cannot_export(a, row.key, value, "1 or more");
   if (row.more > 0) value = value.get<std::int64_t>() + row.more;
+  if (!row.beside.empty()) value = value.get<std::int64_t>() - beside_of(row, a);
   if (!row.times.empty()) {
     const auto all = value.get<std::int64_t>(), times = times_of(row, a);
     if (all == 0 || all % times != 0)
@@ -806,6 +837,7 @@ json implied_values(const HfFamily& family) {
     written.insert({"rope_theta", "rope_scaling", "rope_factor", "rope_low_frequency",
                     "rope_high_frequency", "rope_magnitude", "rope_original_context"});
     if (!family.rotary->share.empty()) written.insert("rotary_share");
+    if (family.rotary->scores) written.insert("rope_mscale_all_dim");
     if (!family.rotary->local_theta.empty()) written.insert("rope_local_theta");
   } else {
     written.insert("rope_theta");  // of no effect
@@ -886,6 +918,10 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
         static_cast<std::int64_t>(static_cast<double>(a.head_dim) * a.rotary_share);
   }
   if (family->windows != nullptr) write_windows(config, a, *family->windows);
+  if (family->groups != nullptr) {
+    config[std::string(family->groups->setting)] =
+        a.moe_groups > 1 ? family->groups->of_groups : family->groups->all;
+  }
   if (!family->dense_layers.empty()) write_dense_layers(config, a, family->dense_layers);
   for (auto row = family->activations.rbegin(); row != family->activations.rend(); ++row) {
     if (row->word == a.activation) config[std::string(family->activation_setting)] = row->setting;

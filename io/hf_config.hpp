@@ -25,6 +25,9 @@ struct HfArchitecture {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;  // 0: head_dim
+  std::int64_t kv_latent = 0;  // 0: keys and values are made of a layer's input
+  std::int64_t q_latent = 0;   // 0: queries are
   std::int64_t hidden = 0;
   std::int64_t ffn_hidden = 0;
   std::int64_t vocab = 0;
@@ -33,11 +36,13 @@ struct HfArchitecture {
   double rope_theta = 0;              // of rotary positions
   double rope_local_theta = 0;        // of layers with a window; 0: as of the others
   double rotary_share = 1;            // of a head's columns
+  std::int64_t rope_dim = 0;          // of a head's columns, beside kv_latent
   std::string rope_pairs = "halves";  // halves | neighbours
   std::string rope_scaling = "none";  // none | linear | dynamic | llama3 | yarn
   double rope_factor = 1;
   double rope_low_frequency = 1, rope_high_frequency = 4;
   double rope_magnitude = 0;  // of yarn's cosines and sines; 0: 0.1 ln(rope_factor) + 1
+  double rope_mscale_all_dim = 0;
   std::int64_t rope_original_context = 0;
   std::int64_t window = 0;             // of attention, in tokens; 0: none
   std::int64_t global_every = 0;       // every so many layers, one has no window; 0: all have it
@@ -101,6 +106,9 @@ inline constexpr std::array kHfFields = {
     HfField{"heads", &HfArchitecture::heads},
     HfField{"kv_heads", &HfArchitecture::kv_heads},
     HfField{"head_dim", &HfArchitecture::head_dim},
+    HfField{"value_dim", &HfArchitecture::value_dim},
+    HfField{"kv_latent", &HfArchitecture::kv_latent},
+    HfField{"q_latent", &HfArchitecture::q_latent},
     HfField{"hidden", &HfArchitecture::hidden},
     HfField{"ffn_hidden", &HfArchitecture::ffn_hidden},
     HfField{"vocab", &HfArchitecture::vocab},
@@ -109,12 +117,14 @@ inline constexpr std::array kHfFields = {
     HfField{"rope_theta", &HfArchitecture::rope_theta},
     HfField{"rope_local_theta", &HfArchitecture::rope_local_theta},
     HfField{"rotary_share", &HfArchitecture::rotary_share},
+    HfField{"rope_dim", &HfArchitecture::rope_dim},
     HfField{"rope_pairs", &HfArchitecture::rope_pairs},
     HfField{"rope_scaling", &HfArchitecture::rope_scaling},
     HfField{"rope_factor", &HfArchitecture::rope_factor},
     HfField{"rope_low_frequency", &HfArchitecture::rope_low_frequency},
     HfField{"rope_high_frequency", &HfArchitecture::rope_high_frequency},
     HfField{"rope_magnitude", &HfArchitecture::rope_magnitude},
+    HfField{"rope_mscale_all_dim", &HfArchitecture::rope_mscale_all_dim},
     HfField{"rope_original_context", &HfArchitecture::rope_original_context},
     HfField{"window", &HfArchitecture::window},
     HfField{"global_every", &HfArchitecture::global_every},

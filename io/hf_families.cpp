@@ -253,6 +253,87 @@ HfFamily glm4_moe() {
           .written = {{"num_nextn_predict_layers", 0}}};
 }
 
+/// What both generations of DeepSeek's models have: keys and values of latents, whose norms have a
+/// constant of their own that other norms must have too.
+HfFamily deepseek(std::string_view family, std::string_view model_class,
+                  const Numbers& of_experts) {
+  static constexpr HfRotary rotary{.scores = true};
+  Numbers numbers = joined(
+      common_numbers(1e-6, false),
+      {{"rope_dim", "qk_rope_head_dim", 64},
+       {.key = "head_dim", .setting = "qk_nope_head_dim", .otherwise = 128, .beside = "rope_dim"},
+       {"value_dim", "v_head_dim", 128},
+       {"kv_latent", "kv_lora_rank", 512},
+       {"q_latent", "q_lora_rank", 1536, 0}});
+  std::erase_if(numbers, [](const HfNumberRow& row) { return row.key == "norm_eps"; });
+  return {.family = family,
+          .model_type = family,
+          .model_class = model_class,
+          .numbers = joined(numbers, of_experts),
+          .fixed = joined(kNoBiases, {{"rms_norm_eps", 1e-6}, {"moe_layer_freq", 1}}),
+          .implied = joined(kRms, {{"norm_eps", 1e-6}}),
+          .dropouts = kAttentionDropout,
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &rotary,
+          .unused = {"head_dim", "qk_head_dim"}};  // which follow from others
+}
+
+/// Of DeepSeek's routers, whose groups a file may leave out: what it means without settings.
+Numbers deepseek_experts(std::int64_t count, std::int64_t shared, std::int64_t hidden,
+                         std::int64_t first_dense, double scale) {
+  return {{.key = "moe.experts",
+           .setting = "n_routed_experts",
+           .otherwise = count,
+           .alias = "num_local_experts"},
+          {"moe.ffn_hidden", "moe_intermediate_size", hidden},
+          {.key = "moe.shared_ffn_hidden",
+           .setting = "n_shared_experts",
+           .otherwise = shared,
+           .times = "moe.ffn_hidden"},
+          {.key = "moe.first_dense",
+           .setting = "first_k_dense_replace",
+           .otherwise = first_dense,
+           .or_zero = true},
+          {"moe.scale", "routed_scaling_factor", scale}};
+}
+
+HfFamily deepseek_v2() {
+  static constexpr HfGroups groups{
+      .setting = "topk_method", .all = "greedy", .of_groups = "group_limited_greedy"};
+  HfFamily family = deepseek(
+      "deepseek_v2", "DeepseekV2ForCausalLM",
+      joined(deepseek_experts(64, 2, 1407, 0, 1.0), {{"kv_heads", "num_key_value_heads", 0, 0},
+                                                     {"moe.top_k", "num_experts_per_tok"},
+                                                     {"moe.groups", "n_group", 1, 1},
+                                                     {"moe.group_top", "topk_group", 1, 1}}));
+  family.fixed = joined(family.fixed, {{"norm_topk_prob", false}, {"scoring_func", "softmax"}});
+  family.implied =
+      joined(family.implied,
+             {{"rope_pairs", "neighbours"}, {"moe.normalize", false}, {"moe.scores", "softmax"}});
+  family.groups = &groups;
+  return family;
+}
+
+HfFamily deepseek_v3() {
+  HfFamily family = deepseek(
+      "deepseek_v3", "DeepseekV3ForCausalLM",
+      joined(deepseek_experts(256, 1, 2048, 3, 2.5), {{"kv_heads", "num_key_value_heads", 128, 0},
+                                                      {"moe.top_k", "num_experts_per_tok", 8},
+                                                      {"moe.normalize", "norm_topk_prob", true},
+                                                      {"moe.groups", "n_group", 8},
+                                                      {"moe.group_top", "topk_group", 4}}));
+  family.fixed = joined(family.fixed, {{"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}});
+  family.implied =
+      joined(family.implied,
+             {{"moe.scores", "sigmoid"}, {"moe.bias", true}, {"moe.group_score", "two_largest"}});
+  family.choices = {{"rope_pairs", "rope_interleave", {{true, "neighbours"}, {false, "halves"}}}};
+  family.further_layers = {
+      .key = "", .setting = "num_nextn_predict_layers", .alias = "num_mtp_layers"};
+  family.written = {{"num_nextn_predict_layers", 0}};
+  return family;
+}
+
 HfFamily phi3() {
   static constexpr HfWindows windows{};
   static constexpr HfRotary rotary{.share = "partial_rotary_factor"};
@@ -526,10 +607,13 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "task_specific_params",
     "use_cache",
     // training
+    "aux_loss_alpha",
     "classifier_dropout",
     "initializer_range",
+    "seq_aux",
     // what is returned, or how the same is computed
     "chunk_size_feed_forward",
+    "ep_size",
     "gradient_checkpointing",
     "output_attentions",
     "output_hidden_states",
@@ -570,6 +654,8 @@ std::span<const HfFamily> hf_families() {
       qwen3(),
       qwen3_moe(),
       glm4_moe(),
+      deepseek_v2(),
+      deepseek_v3(),
       phi3(),
       olmo2(),
       gpt_neox(),

@@ -22,6 +22,7 @@ struct HfNumberRow {
   std::string_view alias = "";         // another name of the setting, which is not written
   bool or_zero = false;                // of a number that need not be above 0
   std::string_view times = "";         // a key read before, by which the setting is multiplied
+  std::string_view beside = "";        // a key read before, by which the key is above the setting
 };
 
 /// A setting that a file may have; without it the key stays unset.
@@ -73,6 +74,13 @@ struct HfRotary {
   double default_share = 1;
   std::string_view local_theta = "";  // of layers with a window, where they have another
   double default_local_theta = 0;
+  bool scores = false;  // whether mscale_all_dim multiplies attention's scores
+};
+
+/// A setting that says how routers choose: among all experts, or among those of the best groups.
+struct HfGroups {
+  std::string_view setting;
+  std::string_view all, of_groups;  // its values; a file without it means the first
 };
 
 /// A setting that says how many of a head's columns turn, in place of their share.
@@ -110,6 +118,7 @@ struct HfFamily {
   const HfRotary* rotary = nullptr;    // null: no rotary positions
   const HfRotaryColumns* rotary_columns = nullptr;
   const HfWindows* windows = nullptr;  // null: no windows
+  const HfGroups* groups = nullptr;    // null: moe.groups say it
   std::string_view dense_layers = "";  // the setting that lists layers without experts
   /// The setting that says how many layers a file has behind the model's last, if there is one.
   HfNumberRow further_layers = {};

@@ -26,7 +26,12 @@ enum class Extent {
   experts,
   expert,
   shared,
-  labels
+  labels,
+  q_latent,
+  kv_latent,
+  rope,
+  keys,
+  values
 };
 
 std::int64_t extent_of(Extent extent, const A& a) {
@@ -43,6 +48,11 @@ std::int64_t extent_of(Extent extent, const A& a) {
     case Extent::expert: return a.moe_ffn_hidden;
     case Extent::shared: return a.moe_shared_ffn_hidden;
     case Extent::labels: return a.labels;
+    case Extent::q_latent: return a.q_latent;
+    case Extent::kv_latent: return a.kv_latent;
+    case Extent::rope: return a.rope_dim;
+    case Extent::keys: return a.heads * (a.head_dim - a.rope_dim);
+    case Extent::values: return a.heads * (a.value_dim > 0 ? a.value_dim : a.head_dim);
   }
   return 0;
 }
@@ -345,6 +355,29 @@ Names glm_names() {
                       joined({kQwenExperts, kRouterBias, kSharedExpert}));
 }
 
+/// Keys and values of latents, with or without a router's biases.
+Names deepseek_names(bool biases) {
+  const Rows of_latents = {
+      {"attention.q_latent.weight", "layers.{}.self_attn.q_a_proj.weight", q_latent, hidden},
+      {"attention.q_latent_norm.weight", "layers.{}.self_attn.q_a_layernorm.weight", q_latent},
+      {"attention.q.weight", "layers.{}.self_attn.q_b_proj.weight", q, q_latent}};
+  const Rows of_input = {{"attention.q.weight", "layers.{}.self_attn.q_proj.weight", q, hidden}};
+  constexpr auto kv_a = "layers.{}.self_attn.kv_a_proj_with_mqa.weight",
+                 kv_b = "layers.{}.self_attn.kv_b_proj.weight";
+  const Rows rest = joined(
+      {kNormsBefore,
+       of_some([](const A& a) { return a.q_latent > 0; }, of_latents),
+       of_some([](const A& a) { return a.q_latent == 0; }, of_input),
+       {{"attention.kv_latent.weight", kv_a, kv_latent, hidden},
+        {"attention.k_rope.weight", kv_a, rope, hidden},
+        {"attention.kv_latent_norm.weight", "layers.{}.self_attn.kv_a_layernorm.weight", kv_latent},
+        {"attention.k.weight", kv_b, keys, kv_latent, interleaved},
+        {"attention.v.weight", kv_b, values, kv_latent, interleaved},
+        {"attention.out.weight", "layers.{}.self_attn.o_proj.weight", hidden, values}}});
+  return with_experts(rest, joined({kGateUp, kDown}),
+                      joined({kQwenExperts, biases ? kRouterBias : Rows{}, kSharedExpert}));
+}
+
 using NamesByHead = std::map<std::pair<std::string_view, std::string_view>, Names>;  // family, task
 
 /// And those of each language model with a score in place of its head.
@@ -385,6 +418,8 @@ const Names& names_of(const A& a) {
         with_experts(joined({kNormsBefore, kQkv, qk_norms(head, head, same), kOut}),
                      joined({kGateUp, kDown}), kQwenExperts)},
        {{"glm4_moe", "lm"}, glm_names()},
+       {{"deepseek_v2", "lm"}, deepseek_names(false)},
+       {{"deepseek_v3", "lm"}, deepseek_names(true)},
        {{"phi3", "lm"}, llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
        {{"olmo2", "lm"}, llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
        {{"gemma2", "lm"}, llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
@@ -408,7 +443,7 @@ HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::strin
           .shape = std::move(shape),
           .tensor = std::move(tensor),
           .transposed = row.layout == transposed,
-          .block = row.layout == interleaved ? a.head_dim : rows,
+          .block = row.layout == interleaved ? rows / a.heads : rows,
           .stride = rows,
           .stored_rows = rows,
           .less_one = row.layout == less_one,

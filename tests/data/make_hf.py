@@ -15,7 +15,8 @@ import shutil
 import torch
 from safetensors.torch import save_file
 from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification,
-                          BertForTokenClassification, Gemma2Config, Gemma2ForCausalLM,
+                          BertForTokenClassification, DeepseekV2Config, DeepseekV2ForCausalLM,
+                          DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
                           Gemma3ForCausalLM, Gemma3TextConfig, Glm4MoeConfig, Glm4MoeForCausalLM,
                           GPT2Config, GPT2LMHeadModel,
                           GPTJConfig, GPTJForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM,
@@ -64,6 +65,9 @@ GATE_UP = (("mlp.gate", "mlp.gate_proj"), ("mlp.up", "mlp.up_proj"))
 DOWN = ("mlp.down", "mlp.down_proj")
 
 
+OUT = ("attention.out", "self_attn.o_proj")
+
+
 def llama_ours(state, layers, tied, modules=(*NORMS_BEFORE, *QKV, *GATE_UP), biases=(), norm=0,
                dense=None):
     """`norm` is what the family adds to the weights of its norms. Layers that are not `dense` have no
@@ -74,7 +78,7 @@ def llama_ours(state, layers, tied, modules=(*NORMS_BEFORE, *QKV, *GATE_UP), bia
         ours["head.weight"] = state["lm_head.weight"]
     for i in range(layers):
         theirs, block = f"model.layers.{i}.", f"block.{i}."
-        for mine, name in (*modules, ("attention.out", "self_attn.o_proj"), DOWN):
+        for mine, name in (*modules, OUT, DOWN):
             if dense is not None and i not in dense and mine.startswith("mlp."):
                 continue
             weight = state[f"{theirs}{name}.weight"]
@@ -108,10 +112,32 @@ def glm_ours(state, layers, modules, biases=()):
             ours[f"{block}attention.{name}.bias"] = state[f"{theirs}self_attn.{name}_proj.bias"]
         if i == 0:
             continue
-        ours[f"{block}mlp.router.bias"] = state[f"{theirs}mlp.gate.e_score_correction_bias"]
+        if f"{theirs}mlp.gate.e_score_correction_bias" in state:
+            ours[f"{block}mlp.router.bias"] = state[f"{theirs}mlp.gate.e_score_correction_bias"]
         for name in ("gate", "up", "down"):
             ours[f"{block}mlp.shared.{name}.weight"] = state[
                 f"{theirs}mlp.shared_experts.{name}_proj.weight"]
+    return ours
+
+
+def deepseek_ours(state, layers, config):
+    """Keys and values are made of latents, and queries where it says so."""
+    modules = [*NORMS_BEFORE, *GATE_UP, ("attention.kv_latent_norm", "self_attn.kv_a_layernorm")]
+    if config.q_lora_rank is None:
+        modules.append(("attention.q", "self_attn.q_proj"))
+    else:
+        modules += [("attention.q_latent", "self_attn.q_a_proj"),
+                    ("attention.q_latent_norm", "self_attn.q_a_layernorm"),
+                    ("attention.q", "self_attn.q_b_proj")]
+    ours = glm_ours(state, layers, tuple(modules))
+    for i in range(layers):
+        theirs, attention = f"model.layers.{i}.self_attn.", f"block.{i}.attention."
+        latent, rope = state[f"{theirs}kv_a_proj_with_mqa.weight"].split(
+            [config.kv_lora_rank, config.qk_rope_head_dim])
+        ours[f"{attention}kv_latent.weight"], ours[f"{attention}k_rope.weight"] = latent, rope
+        heads = state[f"{theirs}kv_b_proj.weight"].unflatten(0, (config.num_attention_heads, -1))
+        for name, part in zip("kv", heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)):
+            ours[f"{attention}{name}.weight"] = part.flatten(0, 1)
     return ours
 
 
@@ -251,25 +277,32 @@ def check_choices(model, tokens):
 
 
 def check_biased_choices(model, tokens):
-    """The same of scores with a bias, and of groups, which are compared by their two largest."""
+    """The same of scores with a bias, and of groups, which are compared by their two largest;
+    of DeepSeek-V2's without a bias, and by the largest."""
     keys, c = [], model.config
-    hooks = [layer.mlp.gate.register_forward_hook(
-        lambda gate, _, out: keys.append(out[0].sigmoid() + gate.e_score_correction_bias))
-        for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    of_v2 = c.model_type == "deepseek_v2"
+
+    def take(gate, _, out):
+        keys.append(out[0].softmax(-1) if of_v2 else
+                    out[0].sigmoid() + gate.e_score_correction_bias)
+
+    groups, open_groups = c.n_group or 1, c.topk_group or 1
+    hooks = [layer.mlp.gate.register_forward_hook(take)
+             for layer in model.model.layers if hasattr(layer.mlp, "gate")]
     with torch.no_grad():
         model(tokens[None])
     for hook in hooks:
         hook.remove()
     for of_layer in keys:
-        of_groups = of_layer.unflatten(-1, (c.n_group, -1))
-        best = of_groups.topk(2, -1).values.sum(-1).sort(descending=True)
+        of_groups = of_layer.unflatten(-1, (groups, -1))
+        best = of_groups.topk(1 if of_v2 else 2, -1).values.sum(-1).sort(descending=True)
         may = torch.zeros_like(best.values, dtype=torch.bool).scatter(
-            -1, best.indices[:, :c.topk_group], True)
+            -1, best.indices[:, :open_groups], True)
         ordered = of_groups.masked_fill(~may[..., None], -torch.inf).flatten(-2).sort(
             descending=True).values
         margins = [ordered[:, c.num_experts_per_tok - 1] - ordered[:, c.num_experts_per_tok]]
-        if c.topk_group < c.n_group:
-            margins.append(best.values[:, c.topk_group - 1] - best.values[:, c.topk_group])
+        if open_groups < groups:
+            margins.append(best.values[:, open_groups - 1] - best.values[:, open_groups])
         margin = min(m.min().item() for m in margins)
         print("  a router's least margin", margin)
         assert margin > 2 ** -8, "take another seed"
@@ -449,6 +482,32 @@ save_with_logits("glm4_moe", with_biases(Glm4MoeForCausalLM(Glm4MoeConfig(
 torch.manual_seed(13)
 save_with_logits("glm4_moe_plain", with_biases(Glm4MoeForCausalLM(Glm4MoeConfig(**GLM))),
                  lambda state: glm_ours(state, 3, (*NORMS_BEFORE, *QKV, *GATE_UP)))
+# Keys and values of latents; queries too, or not; groups of experts, or none.
+DEEPSEEK = {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 6,
+            "q_lora_rank": None, "qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "v_head_dim": 5,
+            "n_routed_experts": 6, "moe_intermediate_size": 7, "num_experts_per_tok": 2,
+            "n_shared_experts": 1, "first_k_dense_replace": 1,
+            "experts_implementation": "eager"}
+
+
+def save_deepseek(name, model, seed):
+    torch.manual_seed(seed)
+    save_with_logits(name, model, lambda state: deepseek_ours(state, 3, model.config))
+
+
+save_deepseek("deepseek_v2", DeepseekV2ForCausalLM(DeepseekV2Config(**DEEPSEEK)), 15)
+save_deepseek("deepseek_v2_groups", DeepseekV2ForCausalLM(DeepseekV2Config(
+    **{**DEEPSEEK, "q_lora_rank": 10, "n_shared_experts": 2}, topk_method="group_limited_greedy",
+    n_group=3, topk_group=2, routed_scaling_factor=2.0)), 14)
+save_deepseek("deepseek_v3", with_biases(DeepseekV3ForCausalLM(DeepseekV3Config(
+    **{**DEEPSEEK, "q_lora_rank": 10}, n_group=3, topk_group=2, routed_scaling_factor=1.5,
+    num_nextn_predict_layers=0,
+    rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 2.0,
+                     "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 0.7,
+                     "original_max_position_embeddings": 8}))), 14)
+save_deepseek("deepseek_v3_plain", with_biases(DeepseekV3ForCausalLM(DeepseekV3Config(
+    **DEEPSEEK, n_group=1, topk_group=1, rope_interleave=False, norm_topk_prob=False,
+    num_nextn_predict_layers=0))), 16)
 # Reward models: one output, of the last token.
 def with_score(state):
     return {**state, "lm_head.weight": state["score.weight"]}

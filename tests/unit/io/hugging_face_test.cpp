@@ -143,7 +143,11 @@ constexpr std::array kModels = {"gpt2",
                                 "qwen3_moe",
                                 "qwen3_moe_sparse",
                                 "glm4_moe",
-                                "glm4_moe_plain"};
+                                "glm4_moe_plain",
+                                "deepseek_v2",
+                                "deepseek_v2_groups",
+                                "deepseek_v3",
+                                "deepseek_v3_plain"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -321,6 +325,32 @@ TEST(HfModel, MissingSettingsAreTheDefaultsOfTransformersAndNullIsNone) {
             std::tuple(128, 8, 1408, 1408, 1, true, 1.0, 1, 1, "largest"));
   EXPECT_EQ(std::tuple(glm.qk_norm, glm.qkv_bias, glm.kv_heads, glm.norm_eps, glm.rotary_share),
             std::tuple("none", false, 8, 1e-5, 0.5));
+  const auto v2 =
+      without("deepseek_v2", {"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                              "v_head_dim", "n_routed_experts", "moe_intermediate_size",
+                              "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor",
+                              "num_key_value_heads", "n_group", "topk_group", "topk_method"});
+  EXPECT_EQ(std::tuple(v2.kv_latent, v2.q_latent, v2.head_dim, v2.rope_dim, v2.value_dim),
+            std::tuple(512, 1536, 192, 64, 128));
+  EXPECT_EQ(std::tuple(v2.moe_experts, v2.moe_ffn_hidden, v2.moe_shared_ffn_hidden,
+                       v2.moe_first_dense, v2.moe_scale, v2.moe_groups, v2.kv_heads),
+            std::tuple(64, 1407, 2 * 1407, 0, 1.0, 1, 4));
+  const auto v3 = edited("deepseek_v3", [](json& c) {
+    c["num_attention_heads"] = 128;
+    for (const char* setting :
+         {"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+          "n_routed_experts", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace",
+          "routed_scaling_factor", "num_key_value_heads", "n_group", "topk_group",
+          "num_experts_per_tok", "norm_topk_prob", "rope_interleave", "num_nextn_predict_layers"})
+      c.erase(setting);
+  });
+  EXPECT_EQ(
+      std::tuple(v3.kv_latent, v3.q_latent, v3.head_dim, v3.rope_dim, v3.value_dim, v3.rope_pairs),
+      std::tuple(512, 1536, 192, 64, 128, "neighbours"));
+  EXPECT_EQ(
+      std::tuple(v3.moe_experts, v3.moe_ffn_hidden, v3.moe_shared_ffn_hidden, v3.moe_first_dense,
+                 v3.moe_scale, v3.moe_groups, v3.moe_group_top, v3.moe_top_k, v3.moe_normalize),
+      std::tuple(256, 2048, 2048, 3, 2.5, 8, 4, 8, true));
   const auto bert = without("bert", {"layer_norm_eps", "hidden_act", "hidden_dropout_prob",
                                      "attention_probs_dropout_prob", "mask_token_id"});
   EXPECT_EQ(std::tuple(bert.norm_eps, bert.activation, bert.dropout_residual,
@@ -361,6 +391,37 @@ TEST(HfModel, DescribesExperts) {
                        glm.moe_scale, glm.moe_groups, glm.moe_group_top, glm.moe_group_score,
                        glm.qk_norm, glm.qkv_bias),
             std::tuple("sigmoid", true, 14, 1, 1.5, 3, 2, "two_largest", "head", true));
+}
+
+TEST(HfModel, DescribesLatents) {
+  const auto v3 = io::HfModel::open(data_path("deepseek_v3")).architecture();
+  EXPECT_EQ(std::tuple(v3.kv_latent, v3.q_latent, v3.head_dim, v3.rope_dim, v3.value_dim,
+                       v3.kv_heads, v3.rope_pairs, v3.rope_scaling, v3.rope_mscale_all_dim),
+            std::tuple(6, 10, 7, 4, 5, 4, "neighbours", "yarn", 0.7));
+  EXPECT_EQ(
+      std::tuple(v3.moe_scores, v3.moe_bias, v3.moe_groups, v3.moe_group_top, v3.moe_group_score),
+      std::tuple("sigmoid", true, 3, 2, "two_largest"));
+  const auto plain = io::HfModel::open(data_path("deepseek_v3_plain")).architecture();
+  EXPECT_EQ(std::tuple(plain.q_latent, plain.rope_pairs, plain.moe_groups, plain.moe_normalize),
+            std::tuple(0, "halves", 1, false));
+  const auto groups = io::HfModel::open(data_path("deepseek_v2_groups")).architecture();
+  EXPECT_EQ(std::tuple(groups.moe_scores, groups.moe_bias, groups.moe_groups, groups.moe_group_top,
+                       groups.moe_group_score, groups.moe_scale),
+            std::tuple("softmax", false, 3, 2, "largest", 2.0));
+  // Groups that a file names beside a choice among all experts are of no effect.
+  const Copy copy("deepseek_v2_groups");
+  copy.edit("config.json", [](json& c) { c["topk_method"] = "greedy"; });
+  EXPECT_EQ(io::HfModel::open(copy.path).architecture().moe_groups, 1);
+  const auto written = [](const auto& a) {
+    return json::parse(io::write_hf_config(a, DType::f32, {}));
+  };
+  EXPECT_EQ(written(v3)["qk_nope_head_dim"], 3);
+  EXPECT_EQ(written(v3)["rope_scaling"]["mscale_all_dim"], 0.7);
+  EXPECT_TRUE(written(plain)["q_lora_rank"].is_null());
+  EXPECT_EQ(written(plain)["rope_interleave"], false);
+  EXPECT_EQ(written(groups)["topk_method"], "group_limited_greedy");
+  EXPECT_EQ(written(io::HfModel::open(data_path("deepseek_v2")).architecture())["topk_method"],
+            "greedy");
 }
 
 TEST(HfModel, LeavesOutLayersBehindTheLast) {
@@ -808,6 +869,15 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"glm4_moe", "/n_shared_experts", 0, "$.n_shared_experts: 0; allowed: 1 to 2396745"},
       {"glm4_moe", "/first_k_dense_replace", -1, "-1; allowed: 0 to"},
       {"glm4_moe", "/use_qk_norm", "yes", "\"yes\" is not supported; allowed: false, true"},
+      {"deepseek_v2", "/topk_method", "noaux_tc",
+       "\"noaux_tc\" is not supported; allowed: greedy, group_limited_greedy"},
+      {"deepseek_v2", "/norm_topk_prob", true, "$.norm_topk_prob: true is not supported"},
+      {"deepseek_v2", "/kv_lora_rank", 0, "$.kv_lora_rank: 0; allowed: 1 to"},
+      {"deepseek_v2", "/rms_norm_eps", 1e-5, "is not supported; allowed: 1e-06"},
+      {"deepseek_v3", "/topk_method", "greedy", "allowed: \"noaux_tc\""},
+      {"deepseek_v3", "/attention_bias", true, "$.attention_bias: true"},
+      {"deepseek_v3", "/rope_parameters/mscale_all_dim", -1, "-1; must be 0 or more"},
+      {"deepseek_v3", "/quantization_config", {{"quant_method", "fp8"}}, "quantization_config"},
       {"mixtral", "/router_aux_loss_coef", nullptr, "router_aux_loss_coef: null is not supported"},
       {"mixtral", "/hidden_act", "gelu", "allowed: silu"},
       {"mixtral", "/mlp_only_layers", {0}, "mlp_only_layers is not known of a mixtral"},

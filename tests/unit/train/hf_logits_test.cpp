@@ -191,8 +191,9 @@ INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                                            "bert_classes", "roberta_classes", "bert_tokens",
                                            "roberta_tokens", "llama_reward", "gpt_neox_reward",
                                            "mixtral", "qwen3_moe", "qwen3_moe_sparse", "glm4_moe",
-                                           "glm4_moe_plain", "peft_llama3", "peft_ranks",
-                                           "peft_phi3", "peft_neox", "peft_gpt2"));
+                                           "glm4_moe_plain", "deepseek_v2", "deepseek_v2_groups",
+                                           "deepseek_v3", "deepseek_v3_plain", "peft_llama3",
+                                           "peft_ranks", "peft_phi3", "peft_neox", "peft_gpt2"));
 
 }  // namespace
 }  // namespace tessera::test
