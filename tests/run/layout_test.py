@@ -130,7 +130,8 @@ class SameBits(LayoutTest):
                           "optimizer__name": "muon", "optimizer__attention": "heads"}, [
             mesh(tensor=4), mesh(data=2, tensor=2, zero__stage=1, offload__optimizer="host")])
         self.assert_same({**LATENT, **ANY_LAYOUT, "adapter__kind": "lora", "adapter__rank": 2,
-                          "adapter__targets": ["*"]}, [
+                          "adapter__targets": ["*"], "moe__experts": 4, "moe__ffn_hidden": 16,
+                          "moe__shared_ffn_hidden": 12}, [
             mesh(tensor=4), mesh(data=2, tensor=2, zero__stage=3)])
 
     def test_fp8(self):

@@ -38,15 +38,30 @@ class Wanted {
   std::set<BufferId> buffers_;
 };
 
-void keep_wanted(std::vector<Recorded>& calls, Wanted& wanted) {
+template <typename Operation>
+bool is(const Recorded& recorded) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&recorded.call);
+  return kernel != nullptr && std::holds_alternative<Operation>(*kernel);
+}
+
+/// Keeps what is wanted, or is a RouteBackward and `routes`.
+void keep_wanted(std::vector<Recorded>& calls, Wanted& wanted, bool routes) {
   std::vector<Recorded> kept;
   for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
-    if (!wanted.needs(call->call)) continue;
+    if (!wanted.needs(call->call) && !(routes && is<kernels::RouteBackward>(*call))) continue;
     wanted.add_reads(call->call);
     kept.push_back(std::move(*call));
   }
   std::reverse(kept.begin(), kept.end());
   calls = std::move(kept);
+}
+
+/// Whether the gradient of what experts have read is wanted. To that the first tensor rank adds
+/// what the router makes of the gradient of its logits; and what leads to this is exchanged among
+/// all tensor ranks, of which none may leave it out.
+bool first_rank_routes(std::vector<Recorded> backward, Wanted wanted) {
+  keep_wanted(backward, wanted, false);
+  return std::ranges::any_of(backward, is<kernels::CombineRows>);
 }
 
 /// What is still written into these gradients goes into buffers of its own, which are cleared first
@@ -83,8 +98,8 @@ void drop_unwanted(Recording& recording, const RecordKey& key) {
     else
       wanted.add(local_gradients(i));
   }
-  keep_wanted(recording.backward, wanted);
-  keep_wanted(recording.forward, wanted);
+  keep_wanted(recording.backward, wanted, first_rank_routes(recording.backward, wanted));
+  keep_wanted(recording.forward, wanted, false);
   forget(recording, recording.backward, gradients);
   forget(recording, recording.forward, gradients);
 }

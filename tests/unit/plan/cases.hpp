@@ -202,8 +202,23 @@ inline Case random_case(std::mt19937& random) {
 }
 
 /// The plans of all ranks, each alone and together.
+/// What a rank exchanges with tensor ranks, in its order: which call, of how many elements.
+inline std::vector<std::pair<std::size_t, std::int64_t>> tensor_exchanges(const Plan& plan) {
+  std::vector<std::pair<std::size_t, std::int64_t>> all;
+  for (const Op& op : plan.ops) {
+    const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    if (call == nullptr || op.group != MeshGroup::tensor) continue;
+    std::int64_t elements = 0;
+    each_view(op.call, [&](const View& v, kernels::Access) { elements += v ? v.elements() : 0; });
+    all.emplace_back(call->index(), elements);
+  }
+  return all;
+}
+
 inline void expect_proved(const Case& c) {
   const Mesh& mesh = c.inputs.layout.mesh;
+  // By stage and data rank, of the first tensor rank: the others must do the same.
+  std::vector<std::vector<std::pair<std::size_t, std::int64_t>>> exchanges;
   for (std::int64_t t = 0; t < mesh.tensor; ++t) {
     std::vector<Meetings> stages;
     for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
@@ -211,6 +226,8 @@ inline void expect_proved(const Case& c) {
       for (std::int64_t d = 0; d < mesh.data; ++d) {
         const Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
         hashes.push_back(plan_hash(plan));
+        if (t == 0) exchanges.push_back(tensor_exchanges(plan));
+        EXPECT_EQ(tensor_exchanges(plan), at(exchanges, p * mesh.data + d));
         if (d == 0) stages.push_back(meetings_of(plan));
       }
       EXPECT_NO_THROW(check_together(hashes));
