@@ -484,7 +484,7 @@ save_with_logits("glm4_moe_plain", with_biases(Glm4MoeForCausalLM(Glm4MoeConfig(
                  lambda state: glm_ours(state, 3, (*NORMS_BEFORE, *QKV, *GATE_UP)))
 # Keys and values of latents; queries too, or not; groups of experts, or none.
 DEEPSEEK = {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 6,
-            "q_lora_rank": None, "qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "v_head_dim": 5,
+            "q_lora_rank": None, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "v_head_dim": 5,
             "n_routed_experts": 6, "moe_intermediate_size": 7, "num_experts_per_tok": 2,
             "n_shared_experts": 1, "first_k_dense_replace": 1,
             "experts_implementation": "eager"}
@@ -498,16 +498,16 @@ def save_deepseek(name, model, seed):
 save_deepseek("deepseek_v2", DeepseekV2ForCausalLM(DeepseekV2Config(**DEEPSEEK)), 15)
 save_deepseek("deepseek_v2_groups", DeepseekV2ForCausalLM(DeepseekV2Config(
     **{**DEEPSEEK, "q_lora_rank": 10, "n_shared_experts": 2}, topk_method="group_limited_greedy",
-    n_group=3, topk_group=2, routed_scaling_factor=2.0)), 14)
+    n_group=3, topk_group=2, routed_scaling_factor=2.0)), 16)
 save_deepseek("deepseek_v3", with_biases(DeepseekV3ForCausalLM(DeepseekV3Config(
     **{**DEEPSEEK, "q_lora_rank": 10}, n_group=3, topk_group=2, routed_scaling_factor=1.5,
     num_nextn_predict_layers=0,
     rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 2.0,
                      "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 0.7,
-                     "original_max_position_embeddings": 8}))), 14)
+                     "original_max_position_embeddings": 8}))), 16)
 save_deepseek("deepseek_v3_plain", with_biases(DeepseekV3ForCausalLM(DeepseekV3Config(
     **DEEPSEEK, n_group=1, topk_group=1, rope_interleave=False, norm_topk_prob=False,
-    num_nextn_predict_layers=0))), 16)
+    num_nextn_predict_layers=0))), 14)
 # Reward models: one output, of the last token.
 def with_score(state):
     return {**state, "lm_head.weight": state["score.weight"]}

@@ -397,7 +397,7 @@ TEST(HfModel, DescribesLatents) {
   const auto v3 = io::HfModel::open(data_path("deepseek_v3")).architecture();
   EXPECT_EQ(std::tuple(v3.kv_latent, v3.q_latent, v3.head_dim, v3.rope_dim, v3.value_dim,
                        v3.kv_heads, v3.rope_pairs, v3.rope_scaling, v3.rope_mscale_all_dim),
-            std::tuple(6, 10, 7, 4, 5, 4, "neighbours", "yarn", 0.7));
+            std::tuple(6, 10, 6, 4, 5, 4, "neighbours", "yarn", 0.7));
   EXPECT_EQ(
       std::tuple(v3.moe_scores, v3.moe_bias, v3.moe_groups, v3.moe_group_top, v3.moe_group_score),
       std::tuple("sigmoid", true, 3, 2, "two_largest"));
@@ -415,7 +415,7 @@ TEST(HfModel, DescribesLatents) {
   const auto written = [](const auto& a) {
     return json::parse(io::write_hf_config(a, DType::f32, {}));
   };
-  EXPECT_EQ(written(v3)["qk_nope_head_dim"], 3);
+  EXPECT_EQ(written(v3)["qk_nope_head_dim"], 2);
   EXPECT_EQ(written(v3)["rope_scaling"]["mscale_all_dim"], 0.7);
   EXPECT_TRUE(written(plain)["q_lora_rank"].is_null());
   EXPECT_EQ(written(plain)["rope_interleave"], false);
