@@ -161,7 +161,8 @@ class Checker : DeckChecker {
       if (value % chunks == 0 || !usable({key})) continue;
       const bool layout = deck_.run.reproducible == Reproducible::layout;
       problem(key, fmt::format("{} = {} does not divide over {} = {}: with model.kv_latent each "
-                               "part makes as much (give a divisor of {})",
+                               "part makes as much (give so many parts that {} is a multiple of "
+                               "their number)",
                                key, value,
                                layout ? "run.reproducible_tensor" : "parallel.tensor x zero.tiles",
                                chunks, value));

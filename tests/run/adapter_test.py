@@ -424,7 +424,7 @@ class Peft(AdapterTest):
         self.assertNotIn("\x1b", job.output)
 
     def test_adapters_that_a_directory_has_no_place_for(self):
-        """Of a shared expert, which no family's directory has; nothing is written."""
+        """Of a shared expert, which this family's directories do not have; nothing is written."""
         deck = expert_models.deck("deepseek", self.corpus)
         deck["adapter"] = {"kind": "lora", "rank": 2, "targets": ["*.mlp.shared.*"]}
         deck["run"]["steps"] = 1
