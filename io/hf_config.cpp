@@ -388,11 +388,15 @@ class ConfigReader {
         set_number("rope_local_theta", theta, names.default_local_theta);
     }
     read_rope_scaling(rope);
-    if (names.scores && config_.architecture.rope_scaling == "yarn") {
-      const auto scale = rope->find("mscale_all_dim");
-      if (scale && scale->number() < 0) check_positive(*scale, true);
-      set("rope_mscale_all_dim", scale ? scale->number() : 0, scale.value_or(*rope).place());
+    if (!names.scores || config_.architecture.rope_scaling == "none") return;
+    const auto scale = rope->find("mscale_all_dim");
+    if (!scale) return;
+    if (scale->number() < 0) check_positive(*scale, true);
+    if (scale->number() > 0 && config_.architecture.rope_scaling != "yarn") {
+      scale->fail(fmt::format("{} is not supported beside \"{}\"; allowed: beside \"yarn\", or 0",
+                              scale->number(), config_.architecture.rope_scaling));
     }
+    set("rope_mscale_all_dim", scale->number(), scale->place());
   }
 
   void read_rotary_columns(const HfRotaryColumns& names) {
@@ -806,7 +810,9 @@ void write_number(json& config, const HfArchitecture& a, const HfNumberRow& row)
     value = a.rope_original_context;
   }
   if (row.none == json(0.0) && value == json(0.0)) value = nullptr;  // no cap
-  if (row.key == "moe.experts" && value == 0) cannot_export(a, row.key, value, "1 or more");
+  if ((row.key == "moe.experts" || row.key == "kv_latent") && value == 0)
+    cannot_export(a, row.key, value, "1 or more");
+  if (row.key == "value_dim" && value == 0) value = a.head_dim;
   if (row.more > 0) value = value.get<std::int64_t>() + row.more;
   if (!row.beside.empty()) value = value.get<std::int64_t>() - beside_of(row, a);
   if (!row.times.empty()) {

@@ -280,12 +280,9 @@ HfFamily deepseek(std::string_view family, std::string_view model_class,
 }
 
 /// Of DeepSeek's routers, whose groups a file may leave out: what it means without settings.
-Numbers deepseek_experts(std::int64_t count, std::int64_t shared, std::int64_t hidden,
-                         std::int64_t first_dense, double scale) {
-  return {{.key = "moe.experts",
-           .setting = "n_routed_experts",
-           .otherwise = count,
-           .alias = "num_local_experts"},
+Numbers deepseek_experts(std::string_view alias, std::int64_t count, std::int64_t shared,
+                         std::int64_t hidden, std::int64_t first_dense, double scale) {
+  return {{.key = "moe.experts", .setting = "n_routed_experts", .otherwise = count, .alias = alias},
           {"moe.ffn_hidden", "moe_intermediate_size", hidden},
           {.key = "moe.shared_ffn_hidden",
            .setting = "n_shared_experts",
@@ -301,12 +298,12 @@ Numbers deepseek_experts(std::int64_t count, std::int64_t shared, std::int64_t h
 HfFamily deepseek_v2() {
   static constexpr HfGroups groups{
       .setting = "topk_method", .all = "greedy", .of_groups = "group_limited_greedy"};
-  HfFamily family = deepseek(
-      "deepseek_v2", "DeepseekV2ForCausalLM",
-      joined(deepseek_experts(64, 2, 1407, 0, 1.0), {{"kv_heads", "num_key_value_heads", 0, 0},
-                                                     {"moe.top_k", "num_experts_per_tok"},
-                                                     {"moe.groups", "n_group", 1, 1},
-                                                     {"moe.group_top", "topk_group", 1, 1}}));
+  HfFamily family = deepseek("deepseek_v2", "DeepseekV2ForCausalLM",
+                             joined(deepseek_experts("num_experts", 64, 2, 1407, 0, 1.0),
+                                    {{"kv_heads", "num_key_value_heads", 0, 0},
+                                     {"moe.top_k", "num_experts_per_tok"},
+                                     {"moe.groups", "n_group", 1, 1},
+                                     {"moe.group_top", "topk_group", 1, 1}}));
   family.fixed = joined(family.fixed, {{"norm_topk_prob", false}, {"scoring_func", "softmax"}});
   family.implied =
       joined(family.implied,
@@ -316,13 +313,13 @@ HfFamily deepseek_v2() {
 }
 
 HfFamily deepseek_v3() {
-  HfFamily family = deepseek(
-      "deepseek_v3", "DeepseekV3ForCausalLM",
-      joined(deepseek_experts(256, 1, 2048, 3, 2.5), {{"kv_heads", "num_key_value_heads", 128, 0},
-                                                      {"moe.top_k", "num_experts_per_tok", 8},
-                                                      {"moe.normalize", "norm_topk_prob", true},
-                                                      {"moe.groups", "n_group", 8},
-                                                      {"moe.group_top", "topk_group", 4}}));
+  HfFamily family = deepseek("deepseek_v3", "DeepseekV3ForCausalLM",
+                             joined(deepseek_experts("num_local_experts", 256, 1, 2048, 3, 2.5),
+                                    {{"kv_heads", "num_key_value_heads", 128, 0},
+                                     {"moe.top_k", "num_experts_per_tok", 8},
+                                     {"moe.normalize", "norm_topk_prob", true},
+                                     {"moe.groups", "n_group", 8},
+                                     {"moe.group_top", "topk_group", 4}}));
   family.fixed = joined(family.fixed, {{"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}});
   family.implied =
       joined(family.implied,

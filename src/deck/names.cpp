@@ -104,6 +104,7 @@ constexpr ForeignName kForeignKeys[] = {
     {"kv_lora_rank", "model.kv_latent"},
     {"q_lora_rank", "model.q_latent"},
     {"qk_rope_head_dim", "model.rope_dim"},
+    {"qk_nope_head_dim", "model.head_dim"},
     {"n_inner", "model.ffn_hidden"},
     {"d_ff", "model.ffn_hidden"},
     {"ffn_dim", "model.ffn_hidden"},

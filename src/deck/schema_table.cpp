@@ -180,7 +180,8 @@ constexpr SchemaRow kRows[] = {
         {.limits = between(0, 1 << 20), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::q_latent>(
         "model.q_latent",
-        "that of one that queries are made of then; 0: they are made of the layer's input",
+        "width of the vector that queries are made of, beside kv_latent; 0: they are made of the "
+        "layer's input",
         {.limits = between(0, 1 << 20), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::ffn_hidden>("model.ffn_hidden",
                                                  "width inside the feed-forward layer",
@@ -232,8 +233,8 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_dim>(
         "model.rope_dim",
-        "columns of a head, the last, that turn beside kv_latent, where keys of all heads have "
-        "the same",
+        "beside kv_latent, how many of a head's columns turn, the last ones; keys of all heads "
+        "share theirs",
         {.limits = between(0, 1 << 12), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_pairs>(
         "model.rope_pairs",
@@ -485,7 +486,8 @@ constexpr SchemaRow kRows[] = {
         "adapter.targets",
         "the matrices that have adapters: patterns of their names, in which * stands for any "
         "number of characters and ? for one. They are block.N.attention.q.weight, .k, .v and .out, "
-        "block.N.mlp.gate.weight, .up and .down, and those of mlp.shared",
+        "with latents .q_latent, .kv_latent and .k_rope, block.N.mlp.gate.weight, .up and .down, "
+        "and those of mlp.shared",
         {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::frozen, &FrozenSection::layers>(
         "frozen.layers",

@@ -131,9 +131,11 @@ struct UnitDesc {
 
 /// The matrices of a block that may have adapters, without the block's name and ".weight". A row's
 /// number keys masks of dropout.
-inline constexpr std::array<std::string_view, 10> kAdapterTargets = {
-    "attention.q", "attention.k", "attention.v",     "attention.out", "mlp.gate",
-    "mlp.up",      "mlp.down",    "mlp.shared.gate", "mlp.shared.up", "mlp.shared.down"};
+inline constexpr std::array<std::string_view, 13> kAdapterTargets = {
+    "attention.q",     "attention.k",     "attention.v",        "attention.out",
+    "mlp.gate",        "mlp.up",          "mlp.down",           "mlp.shared.gate",
+    "mlp.shared.up",   "mlp.shared.down", "attention.q_latent", "attention.kv_latent",
+    "attention.k_rope"};
 /// How the names of an adapter's matrices end, in place of ".weight".
 inline constexpr std::string_view kAdapterA = ".lora_a", kAdapterB = ".lora_b";
 
@@ -145,9 +147,9 @@ std::optional<std::string> adapted_by(std::string_view parameter);
 /// What parts of a layer are units of their own.
 struct UnitDivision {
   /// A divisor of the chunks of each tensor rank: token matrices are so many units, and so are the
-  /// cut parameters of each block's attention and of its feed-forward. They are gathered one after
-  /// another, and what is in memory at once is that much smaller (memory-centric tiling:
-  /// Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3).
+  /// cut parameters of each block's attention, but those of latents, and of its feed-forward. They
+  /// are gathered one after another, and what is in memory at once is that much smaller
+  /// (memory-centric tiling: Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3).
   std::int64_t tiles = 1;
   /// Elements of a block of quantisation; 0: there is none. Matrices that each tensor rank has a
   /// part of are apart from what travels as it is: vectors, and what all tensor ranks have whole
@@ -195,8 +197,8 @@ std::int64_t parameter_count(std::span<const UnitDesc> units);
 /// Number of those that are trained.
 std::int64_t trained_count(std::span<const UnitDesc> units);
 
-/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention, C its
-/// columns, half those of queries and of values; twice
+/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention, C the
+/// mean of its columns of queries and of values; twice
 /// that where it sees all, and less where layers have a window; N counts the head's matrix, unless
 /// outputs are pooled, but no embedding look-ups and no experts that a token does not meet), as
 /// published MFU figures count. What is frozen has no gradients: 4 N of it, and below the lowest

@@ -417,6 +417,11 @@ TEST(HfModel, DescribesLatents) {
   };
   EXPECT_EQ(written(v3)["qk_nope_head_dim"], 2);
   EXPECT_EQ(written(v3)["rope_scaling"]["mscale_all_dim"], 0.7);
+  auto as_wide = v3;
+  as_wide.value_dim = 0;
+  EXPECT_EQ(written(as_wide)["v_head_dim"], 6);
+  as_wide.kv_latent = 0;
+  EXPECT_THROW(written(as_wide), DataError);
   EXPECT_TRUE(written(plain)["q_lora_rank"].is_null());
   EXPECT_EQ(written(plain)["rope_interleave"], false);
   EXPECT_EQ(written(groups)["topk_method"], "group_limited_greedy");
@@ -877,6 +882,11 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"deepseek_v3", "/topk_method", "greedy", "allowed: \"noaux_tc\""},
       {"deepseek_v3", "/attention_bias", true, "$.attention_bias: true"},
       {"deepseek_v3", "/rope_parameters/mscale_all_dim", -1, "-1; must be 0 or more"},
+      {"deepseek_v3",
+       "/rope_parameters",
+       {{"rope_type", "linear"}, {"rope_theta", 1e4}, {"factor", 2.0}, {"mscale_all_dim", 1.0}},
+       "1 is not supported beside \"linear\"; allowed: beside \"yarn\", or 0"},
+      {"deepseek_v2", "/num_local_experts", 8, "num_local_experts is not known of a deepseek_v2"},
       {"deepseek_v3", "/quantization_config", {{"quant_method", "fp8"}}, "quantization_config"},
       {"mixtral", "/router_aux_loss_coef", nullptr, "router_aux_loss_coef: null is not supported"},
       {"mixtral", "/hidden_act", "gelu", "allowed: silu"},

@@ -187,9 +187,6 @@ TEST(ParameterTable, CountsFlopOfTheExpertsThatATokenMeets) {
             6 * (32 * (4096.0 * 4096 * 2.5 + 2 * 4096) + dense + 4096 + 32000.0 * 4096));
 }
 
-// Trap 53. By hand, for 1024 tokens of GPT-2 124M: a block multiplies with 4 C^2 + 8 C^2 weights
-// and has 13 C of biases and norms; 12 of them, the final norm and the head make N = 123 653 376.
-// 6 N + 6 * 12 layers * 768 * 1024 for causal attention.
 TEST(ParameterTable, CountsFlopOfValuesOfAnotherWidth) {
   ModelConfig c = deepseek_v2_lite();
   c.experts = {};
@@ -200,6 +197,9 @@ TEST(ParameterTable, CountsFlopOfValuesOfAnotherWidth) {
   EXPECT_EQ(flop_per_token(c, 4096), 6 * met + 3 * 27 * 16 * 2.0 * (192 + 128) * 2048);
 }
 
+// Trap 53. By hand, for 1024 tokens of GPT-2 124M: a block multiplies with 4 C^2 + 8 C^2 weights
+// and has 13 C of biases and norms; 12 of them, the final norm and the head make N = 123 653 376.
+// 6 N + 6 * 12 layers * 768 * 1024 for causal attention.
 TEST(ParameterTable, CountsFlopATokenAsByHand) {
   const double n = 12 * (12.0 * 768 * 768 + 13 * 768) + 2 * 768 + 50257.0 * 768;
   EXPECT_EQ(n, 123'653'376.0);

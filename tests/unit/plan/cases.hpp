@@ -201,7 +201,6 @@ inline Case random_case(std::mt19937& random) {
   return c;
 }
 
-/// The plans of all ranks, each alone and together.
 /// What a rank exchanges with tensor ranks, in its order: which call, of how many elements.
 inline std::vector<std::pair<std::size_t, std::int64_t>> tensor_exchanges(const Plan& plan) {
   std::vector<std::pair<std::size_t, std::int64_t>> all;
@@ -215,6 +214,7 @@ inline std::vector<std::pair<std::size_t, std::int64_t>> tensor_exchanges(const 
   return all;
 }
 
+/// The plans of all ranks, each alone and together.
 inline void expect_proved(const Case& c) {
   const Mesh& mesh = c.inputs.layout.mesh;
   // By stage and data rank, of the first tensor rank: the others must do the same.
