@@ -201,7 +201,7 @@ struct AttentionPart {
 
 }  // namespace
 
-Rope rope_of(const UnitContext& u, const ModelConfig& c) {
+Rope rope_of(const UnitContext& u, const ModelConfig& c, Rope::Direction direction) {
   const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
   return {.x = {},
           .documents = {},
@@ -210,16 +210,30 @@ Rope rope_of(const UnitContext& u, const ModelConfig& c) {
           .first_column = c.latent ? c.head_dim - c.latent.rope : 0,
           .theta = local ? c.rope_local_theta : c.rope_theta,
           .pairs = c.rope_pairs,
-          .scaling = local ? RopeScaling{} : c.rope_scaling};
+          .scaling = local ? RopeScaling{} : c.rope_scaling,
+          .direction = direction};
+}
+
+void norm_heads(UnitContext& u, const ModelConfig& c, const View& x, const View& weight,
+                const View& out, View& stats) {
+  const std::int64_t heads = x.cols() / weight.elements();
+  stats = u.tensor(Keep::expensive, DType::f32, {x.rows() * heads, 2});
+  u.run(AddNorm{.resid = x,
+                .pending = {},
+                .weight = weight,
+                .bias = {},
+                .sum = {},
+                .out = out,
+                .stats = stats,
+                .kind = c.norm,
+                .eps = c.norm_eps,
+                .heads = heads});
 }
 
 namespace {
 
 void rotate(UnitContext& u, const ModelConfig& c, const View& x, Rope::Direction direction) {
-  if (c.position != PositionKind::rope) return;
-  Rope rope = rope_of(u, c);
-  rope.direction = direction;
-  rotate(u, rope, x);
+  if (c.position == PositionKind::rope) rotate(u, rope_of(u, c, direction), x);
 }
 
 /// d_x = the gradient of qkv's input from that of qkv.
@@ -300,23 +314,6 @@ Carry with_output(UnitContext& u, const ModelConfig& c, const View& resid, const
                 .eps = c.norm_eps,
                 .dropout = sums ? dropout : Dropout{}});
   return sums ? Carry{.resid = out, .pending = {}} : Carry{.resid = resid, .pending = out};
-}
-
-/// out = the norm of each head's columns of x, or of all columns as one.
-void norm_heads(UnitContext& u, const ModelConfig& c, const View& x, const View& weight,
-                const View& out, View& stats) {
-  const std::int64_t heads = x.cols() / weight.elements();
-  stats = u.tensor(Keep::expensive, DType::f32, {x.rows() * heads, 2});
-  u.run(AddNorm{.resid = x,
-                .pending = {},
-                .weight = weight,
-                .bias = {},
-                .sum = {},
-                .out = out,
-                .stats = stats,
-                .kind = c.norm,
-                .eps = c.norm_eps,
-                .heads = heads});
 }
 
 /// The second half: norm, unless attention's serves both, and feed-forward.

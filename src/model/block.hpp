@@ -67,7 +67,12 @@ struct BlockSaved {
 };
 
 /// A head's rotary positions in the layer at hand, of nothing yet.
-kernels::Rope rope_of(const UnitContext& u, const ModelConfig& c);
+kernels::Rope rope_of(const UnitContext& u, const ModelConfig& c,
+                      kernels::Rope::Direction direction);
+/// out = the norm of each part of x's columns that is as wide as `weight`: of each head's, or of
+/// all columns as one. `stats`: what backward needs.
+void norm_heads(UnitContext& u, const ModelConfig& c, const View& x, const View& weight,
+                const View& out, View& stats);
 
 /// With UnitContext::cache the tokens follow those that it has of their sequences.
 void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,

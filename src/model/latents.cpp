@@ -74,32 +74,10 @@ View all_columns(UnitContext& u, const ModelConfig& c, const BlockWeights& w, co
   return latents;
 }
 
-void make_norm(UnitContext& u, const ModelConfig& c, const View& x, const View& weight,
-               const View& out, View& stats) {
-  stats = u.tensor(Keep::expensive, DType::f32, {x.rows(), 2});
-  u.run(AddNorm{.resid = x,
-                .pending = {},
-                .weight = weight,
-                .bias = {},
-                .sum = {},
-                .out = out,
-                .stats = stats,
-                .kind = c.norm,
-                .eps = c.norm_eps});
-}
-
 /// Positions of keys, in place: the same of all heads.
 void rotate_keys(UnitContext& u, const ModelConfig& c, const View& x, Rope::Direction direction) {
-  Rope rope = rope_of(u, c);
+  Rope rope = rope_of(u, c, direction);
   rope.head_dim = c.latent.rope, rope.first_column = 0;
-  rope.direction = direction;
-  rotate(u, rope, x);
-}
-
-void rotate_queries(UnitContext& u, const ModelConfig& c, const View& x,
-                    Rope::Direction direction) {
-  Rope rope = rope_of(u, c);
-  rope.direction = direction;
   rotate(u, rope, x);
 }
 
@@ -112,10 +90,10 @@ LatentsSaved make_latents(UnitContext& u, const ModelConfig& c, const BlockWeigh
   s.all = all_columns(u, c, w, h);
   if (c.latent.q > 0) {
     s.q = u.activation(Keep::cheap, c.latent.q);
-    make_norm(u, c, columns.q(s.all), w.q_latent_norm_w, s.q, s.q_stats);
+    norm_heads(u, c, columns.q(s.all), w.q_latent_norm_w, s.q, s.q_stats);
   }
   s.kv = u.activation(Keep::cheap, c.latent.kv);
-  make_norm(u, c, columns.kv(s.all), w.kv_latent_norm_w, s.kv, s.kv_stats);
+  norm_heads(u, c, columns.kv(s.all), w.kv_latent_norm_w, s.kv, s.kv_stats);
   s.rope = u.activation(Keep::cheap, c.latent.rope);
   u.run(Convert{.x = columns.rope(s.all), .out = s.rope});
   rotate_keys(u, c, s.rope, Rope::Direction::forward);
@@ -130,7 +108,7 @@ HeadInputs heads_of_latents(UnitContext& u, const ModelConfig& c, const BlockWei
   chunk.qkv = u.activation(Keep::expensive, heads * c.head_dim);
   u.multiply(
       Linear{.x = latents.q ? latents.q : s.h1, .weight = w.chunks[i].qkv_w, .y = chunk.qkv});
-  rotate_queries(u, c, chunk.qkv, Rope::Direction::forward);
+  rotate(u, rope_of(u, c, Rope::Direction::forward), chunk.qkv);
   chunk.kv = u.activation(Keep::expensive, columns.keys + columns.values);
   u.multiply(Linear{.x = latents.kv, .weight = w.chunks[i].kv_w, .y = chunk.kv});
   chunk.qk = u.activation(Keep::cheap, heads * c.head_dim);
@@ -160,7 +138,7 @@ void LatentsBackward::heads(std::size_t i, AttentionBackward a) {
   a.q = chunk.qkv, a.k = chunk.qk, a.v = columns.v(chunk.kv);
   a.d_q = d_q, a.d_k = d_k, a.d_v = columns.v(d_kv);
   attend_backward(u_, a);
-  rotate_queries(u_, c_, d_q, Rope::Direction::inverse);
+  rotate(u_, rope_of(u_, c_, Rope::Direction::inverse), d_q);
   const View d = d_latents_.part(i);
   u_.run(
       SplitHeads{.d = d_k, .d_own = columns.k(d_kv), .d_shared = columns_.rope(d), .heads = heads});
