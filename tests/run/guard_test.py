@@ -339,11 +339,11 @@ class Numbers(RunTest):
         write_megatron(self.corpus, array.array("H", easy + noise + 6 * easy + [0]))
 
     def spike_deck(self, name, policy, **changes):
-        return self.deck(name, tiny_deck(
-            self.corpus, run__steps=75, data__shuffle=False, schedule__kind="constant",
-            schedule__warmup_steps=0,
-            optimizer__lr=1e-2, checkpoint__every=10, checkpoint__keep=0, guard__spike=policy,
-            guard__spike_window=20, guard__rollback_steps=5, log__every=1000, **changes))
+        changes = {"run__steps": 75, "data__shuffle": False, "schedule__kind": "constant",
+                   "schedule__warmup_steps": 0, "optimizer__lr": 1e-2, "checkpoint__every": 10,
+                   "checkpoint__keep": 0, "guard__spike": policy, "guard__spike_window": 20,
+                   "guard__rollback_steps": 5, "log__every": 1000, **changes}
+        return self.deck(name, tiny_deck(self.corpus, **changes))
 
     def go(self, ranks, deck, *sets):
         """As train(), but steps that a rollback repeats have other data and so other numbers."""
@@ -412,6 +412,29 @@ class Numbers(RunTest):
                 for name in ("whole", "halves")]
         keys = ("loss", "grad_norm", "lr", "samples")
         self.assertEqual(*[{k: e[k] for k in keys} for e in last])
+
+    def test_a_rollback_to_before_momentum_was_compressed(self):
+        """Steps done again are those of a run that has never compressed, up to where it begins anew."""
+        onebit = {"optimizer__name": "onebit_adam", "optimizer__betas": [0.9, 0.95], "optimizer__eps": 1e-6,
+                  "optimizer__clip_norm": 0.0, "zero__stage": 1}
+        runs = {}
+        for after in (33, 74):
+            name = f"onebit_{after}"
+            self.go(2, self.spike_deck(name, "rollback", optimizer__compress_after=after, **onebit))
+            events = metrics.read_events(self.dir / name)
+            rollbacks = [(e["step"], e["to"]) for e in events if e["event"] == "rollback"]
+            self.assertEqual(rollbacks[0], (41, 30), rollbacks)
+            last = max(i for i, e in enumerate(events) if e["event"] == "rollback")
+            runs[after] = rollbacks, {e["step"]: (e["samples"], e["lr"], e["loss"], e["grad_norm"])
+                                      for e in events[last:] if e["event"] == "step"}
+        (rollbacks, compressed), (others, never) = runs.values()
+        self.assertEqual(rollbacks, others)
+        again = range(rollbacks[-1][1] + 1, 34)
+        self.assertGreater(len(again), 2)
+        for step in again:
+            self.assertEqual(compressed[step], never[step], step)
+        self.assertEqual(compressed[34][:3], never[34][:3])  # its norm is of momentum
+        self.assertNotEqual(compressed[35][2], never[35][2])
 
     def test_logbook_reads_as_a_record(self):
         deck = self.spike_deck("book", "rollback")

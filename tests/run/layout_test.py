@@ -31,19 +31,24 @@ def mesh(data=1, pipeline=1, tensor=1, **more):
 
 
 class LayoutTest(RunTest):
-    def run_on(self, on, **changes):
+    def deck_on(self, on, **changes):
         ranks, layout = on
         changes = {**changes, **layout}
         name = "_".join([str(ranks), *(f"{k.split('__')[1]}_{v}" for k, v in changes.items())])
         whole = zlib.crc32(name.encode())
         name = "".join(c if c.isalnum() else "_" for c in name)[:150] + f"_{whole:08x}"
-        return self.train(ranks, self.deck(name, tiny_deck(self.corpus, **changes)))
+        return self.deck(name, tiny_deck(self.corpus, **changes))
+
+    def run_on(self, on, **changes):
+        return self.train(on[0], self.deck_on(on, **changes))
 
     def assert_same(self, fixed, meshes):
+        """Returns the numbers of one rank."""
         want = self.run_on(mesh(), **fixed)
         for on in some_of(meshes):
             with self.subTest(ranks=on[0], **on[1]):
                 self.assertEqual(self.run_on(on, **fixed), want)
+        return want
 
     def assert_near(self, fixed, meshes, tolerance=TOLERANCE, base=mesh()):
         want = self.run_on(base, **fixed)

@@ -15,7 +15,8 @@ B1, B2, DECAY, LR = 0.8, 0.95, 0.05, 2e-3
 EPS = {"onebit_adam": 1e-4, "onebit_lamb": 1e-8}
 BOTH = ("onebit_adam", "onebit_lamb")
 B3, TRUST, R_MIN, R_MAX, R_THRESHOLD = 0.7, (0.02, 3.0), 0.8, 1.5, 0.125
-ROWS = ("master", "onebit_m", "onebit_v", "gradient_error", "onebit_v_running", "onebit_c", "onebit_r")
+ROWS = ("master", "onebit_m", "onebit_v", "gradient_error", "onebit_v_running", "onebit_c", "onebit_r", "ema")
+EMA = 0.75
 
 
 def onebit(corpus, after, rule="onebit_adam", **changes):
@@ -127,6 +128,10 @@ class OneBit(RunTest):
             size = 1 + np.abs(LR * of_step).max()
             np.testing.assert_allclose(new, x - LR * of_step, rtol=0, atol=4e-7 * size,
                                        err_msg=of_tensor)
+            if "ema" in after:
+                wanted = EMA * before["ema"][key] + (1 - EMA) * new
+                np.testing.assert_allclose(after["ema"][key], wanted, rtol=0, atol=4e-7 * size,
+                                           err_msg=of_tensor)
         if compressed:
             self.assertAlmostEqual(norm / squares**0.5, 1, delta=1e-4)
             self.assertGreater(travelled, 0.6 * sum(x.size for x in before["master"].values()))
@@ -148,6 +153,8 @@ class OneBit(RunTest):
         same = {key: value for key, value in changes.items()
                 if key.split("__")[0] in ("precision", "parallel")}
         for step in range(1, steps):
+            if "precision__loss_scale_window" in same:  # what f16 rounds to 0 depends on the scale
+                same["precision__loss_scale"] = self.steps_of(name)[step]["loss_scale"]
             g = self.gradient(name, step, ranks, **same)
             self.check_step(name, step, g, after, numbers[step + 1][1], still, rule)
 
@@ -157,12 +164,18 @@ class OneBit(RunTest):
 
     def test_lamb_on_several_stages_with_its_state_on_disks(self):
         self.check_run("lamb", 4, 6, 2, "onebit_lamb", parallel__pipeline=2, zero__stage=1,
-                       offload__optimizer="nvme", offload__nvme=[str(self.dir)],
+                       optimizer__ema=EMA, offload__optimizer="nvme", offload__nvme=[str(self.dir)],
                        still={"vocabulary.weight"})
 
     def test_f16_and_state_on_the_host(self):
         self.check_run("f16", 2, 5, 2, precision__compute="f16", precision__loss_scale=1024.0,
-                       offload__optimizer="host", run__backend="cpu", checkpoint__async=False)
+                       optimizer__ema=EMA, offload__optimizer="host", run__backend="cpu", checkpoint__async=False)
+
+    def test_a_loss_scale_that_doubles_over_the_switch(self):
+        self.check_run("scaled", 2, 5, 2, precision__compute="f16", precision__loss_scale_power=12,
+                       precision__loss_scale_window=1, zero__stage=2)
+        scales = [step["loss_scale"] for step in self.steps_of("scaled")]
+        self.assertEqual(scales, [2.0 ** (12 + step) for step in range(5)])
 
     def test_46_errors_go_on_in_another_layout(self):
         for rule in BOTH:

@@ -56,27 +56,31 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
               groups_or_self(std::move(groups)), std::make_unique<streams::BackgroundStreams>()) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-                 train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks)
+                 train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks,
+                 std::vector<plan::Plan> others)
     : PlanRun(inputs, device, std::move(plan), std::move(groups),
               std::make_unique<memory::HostTier>(), std::make_unique<memory::HostTier>(),
-              std::make_unique<streams::HostStreams>(std::move(tasks))) {}
+              std::make_unique<streams::HostStreams>(std::move(tasks)), std::move(others)) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
                  train::Groups groups, std::unique_ptr<memory::Tier> tier,
-                 std::unique_ptr<memory::Tier> host_tier, std::unique_ptr<streams::Streams> streams)
+                 std::unique_ptr<memory::Tier> host_tier, std::unique_ptr<streams::Streams> streams,
+                 std::vector<plan::Plan> others)
     : inputs_(inputs),
       device_(std::make_unique<Watching>(device, *tier)),
       groups_(std::move(groups)),
       plan_(std::move(plan)),
+      others_(std::move(others)),
       tier_(std::move(tier)),
       host_tier_(std::move(host_tier)),
       streams_(std::move(streams)) {
   plan::ArenaBytes bytes = plan_.arena_bytes;
+  for (const plan::Plan& other : others_) bytes = plan::most_of(bytes, other.arena_bytes);
   if (plan::leaves_work(inputs_) && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
     flush_ = plan::make_plan(inputs_, plan::flush_after(plan_.shape.compression), plan_.place);
     bytes = plan::most_of(bytes, flush_->arena_bytes);
   }
-  if (plan_.arena(plan::ArenaId::disk) > 0) {
+  if (bytes[plan::ArenaId::disk] > 0) {
     disk_.emplace();
     disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
         .directories = {disk_->path(), disk_->path()}, .block = 4096, .depth = 2});
@@ -91,6 +95,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
   }
   state_.emplace(inputs_, plan_.place, arenas_);
   bound_.emplace(plan_, memory);
+  for (const plan::Plan& other : others_) bound_others_.emplace_back(other, memory);
   if (flush_) bound_flush_.emplace(*flush_, memory);
   const auto beside = [&device](const kernels::KernelCall& call) {
     device.run(call);
@@ -122,9 +127,10 @@ void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 
 StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                         train::StepProfile* profile) {
-  const auto& shape = plan_.shape;
+  const train::BoundPlan& bound = numbers.plan == 0 ? *bound_ : bound_others_.at(numbers.plan - 1);
+  const plan::PlanShape& shape = bound.plan().shape;
   const Mesh& mesh = inputs_.layout.mesh;
-  const auto targets = static_cast<double>(plan::targets_of(plan_));
+  const auto targets = static_cast<double>(plan::targets_of(bound.plan()));
   train::StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
     input[which] = static_cast<float>(value);
@@ -172,7 +178,7 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
     tokens_of(k).load(0, views);
   };
-  const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
+  const train::StepOutput output = executor_->run(bound, input, load, {}, profile);
   left_ = flush_.has_value();
   if (inputs_.offload.updates() && left_) {
     device_->gradients.clear();  // of the step before

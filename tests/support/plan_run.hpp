@@ -20,6 +20,7 @@ struct StepNumbers {
   std::int64_t update = 1;             // applied updates, this one among them
   std::int64_t unknown_token_in = -1;  // micro-batch with a token that the model does not have
   bool masked = false;                 // BatchKind::masked
+  std::size_t plan = 0;                // 0: the run's own; else the others, from 1 on
 };
 
 struct StepShown {
@@ -37,13 +38,15 @@ class PlanRun {
   /// The rank at `place`; groups that are empty are of one rank.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, const plan::PlanShape& shape,
           train::Groups groups = {}, const MeshPlace& place = {});
-  /// Any plan of these inputs, over any streams of a CPU.
+  /// Any plan of these inputs, over any streams of a CPU, and others that share its memory.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-          train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks);
+          train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks,
+          std::vector<plan::Plan> others = {});
   /// Any plan on any device: its memory, the host's beside it, and streams.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
           train::Groups groups, std::unique_ptr<memory::Tier> tier,
-          std::unique_ptr<memory::Tier> host_tier, std::unique_ptr<streams::Streams> streams);
+          std::unique_ptr<memory::Tier> host_tier, std::unique_ptr<streams::Streams> streams,
+          std::vector<plan::Plan> others = {});
   ~PlanRun();
 
   /// With what the last step has left to do.
@@ -86,6 +89,7 @@ class PlanRun {
   std::unique_ptr<Watching> device_;
   train::Groups groups_;
   plan::Plan plan_;
+  std::vector<plan::Plan> others_;
   std::optional<plan::Plan> flush_;  // where steps leave their updates to the next
   std::unique_ptr<memory::Tier> tier_, host_tier_;
   std::optional<TemporaryDirectory> disk_;
@@ -93,6 +97,7 @@ class PlanRun {
   train::Arenas arenas_;
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_, bound_flush_;
+  std::vector<train::BoundPlan> bound_others_;
   bool left_ = false;  // an update
   std::unique_ptr<streams::Streams> streams_;
   train::Whereabouts whereabouts_;

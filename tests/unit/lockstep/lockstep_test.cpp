@@ -10,6 +10,7 @@
 #include "kernels/cpu/device.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/proof/check.hpp"
+#include "streams/background.hpp"
 #include "support/blocks.hpp"
 #include "support/plan_run.hpp"
 #include "support/sanitized.hpp"
@@ -44,6 +45,8 @@ struct Case {
   bool masked = false;  // targets
   kernels::LossTerms loss_terms = {};
   ContextKind context = ContextKind::gather;
+  std::optional<optim::Optimizer> optimizer = {};  // else AdamW
+  std::int64_t first_length = 0;  // of the first step's sequences, where it is another one
 };
 
 std::string name_of(const Case& c) {
@@ -70,6 +73,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.offload = c.offload;
   inputs.documents = c.documents;
   inputs.loss_terms = c.loss_terms;
+  if (c.optimizer) inputs.optimizer = *c.optimizer;
   inputs.optimizer.clip_norm = 0.5;
   inputs.layout.mesh = c.mesh;
   inputs.layout.context = {.kind = c.context, .shares = c.mesh.context};
@@ -112,6 +116,20 @@ plan::PlanShape shape_of(const Case& c) {
           .compression = c.compression};
 }
 
+/// The plan of the first step of a curriculum, which is in the memory of the others.
+std::vector<plan::Plan> shorter(const Case& c, const plan::PlanInputs& inputs,
+                                const MeshPlace& place) {
+  if (c.first_length == 0) return {};
+  plan::PlanShape shape = shape_of(c);
+  shape.sequence = c.first_length;
+  return {plan::make_plan(inputs, shape, place)};
+}
+
+/// The numbers of its first step.
+StepNumbers numbers_of(const Case& c) {
+  return {.masked = c.masked, .plan = c.first_length > 0 ? 1U : 0U};
+}
+
 /// What one rank's training computed: loss and norm of each step, and its slice of the state.
 struct Outcome {
   std::vector<double> numbers;
@@ -142,6 +160,7 @@ Outcome train(PlanRun& run, const StepNumbers& numbers = {}) {
   for (int t = 1; t <= 2; ++t) {
     StepNumbers of_step = numbers;
     of_step.update = t;
+    if (t > 1) of_step.plan = 0;
     const StepShown step = run.step(100 * t, of_step);
     outcome.numbers.insert(outcome.numbers.end(), {step.loss, step.norm});
   }
@@ -161,8 +180,11 @@ std::vector<Outcome> plain_run(const Case& c) {
     threads.emplace_back([&, r] {
       const auto device = kernels::make_cpu_device({});
       const auto inputs = inputs_of(c, *device);
-      PlanRun run(inputs, *device, shape_of(c), networks.groups(inputs, r), c.mesh.place_of(r));
-      outcomes[static_cast<std::size_t>(r)] = train(run, {.masked = c.masked});
+      const MeshPlace place = c.mesh.place_of(r);
+      PlanRun run(inputs, *device, plan::make_plan(inputs, shape_of(c), place),
+                  networks.groups(inputs, r), std::make_unique<streams::BackgroundStreams>(),
+                  shorter(c, inputs, place));
+      outcomes[static_cast<std::size_t>(r)] = train(run, numbers_of(c));
       --left;
     });
   }
@@ -188,13 +210,14 @@ class Job {
       const Case& c, const std::function<void(plan::Plan& plan)>& change = [](plan::Plan&) {})
       : lockstep_(c.mesh.size(), c.sends),
         device_(kernels::make_cpu_device({})),
-        masked_(c.masked) {
+        numbers_(numbers_of(c)) {
     const auto inputs = inputs_of(c, *device_);
     for (std::int64_t r = 0; r < c.mesh.size(); ++r) {
       plan::Plan plan = plan::make_plan(inputs, shape_of(c), c.mesh.place_of(r));
       change(plan);
       runs_.push_back(std::make_unique<PlanRun>(inputs, *device_, std::move(plan),
-                                                lockstep_.groups(inputs, r), lockstep_.streams(r)));
+                                                lockstep_.groups(inputs, r), lockstep_.streams(r),
+                                                shorter(c, inputs, c.mesh.place_of(r))));
     }
   }
   /// What went wrong on each rank.
@@ -203,7 +226,7 @@ class Job {
     return lockstep_.run(seed, [&](std::int64_t r) {
       const auto rank = static_cast<std::size_t>(r);
       StepNumbers numbers = r == 1 ? of_rank_1 : StepNumbers{};
-      numbers.masked = masked_;
+      numbers.masked = numbers_.masked, numbers.plan = numbers_.plan;
       outcomes_[rank] = train(*runs_[rank], numbers);
     });
   }
@@ -214,7 +237,7 @@ class Job {
  private:
   Lockstep lockstep_;
   std::unique_ptr<kernels::Device> device_;
-  bool masked_;
+  StepNumbers numbers_;
   std::vector<std::unique_ptr<PlanRun>> runs_;
   std::vector<Outcome> outcomes_;
 };
@@ -287,6 +310,23 @@ std::vector<Layout> layouts() {
         .offload = all_on(plan::Location::disk, 1),
         .compression = plan::Compression::on,
         .lamb = true},
+       1},
+      {"Data4Muon", {.mesh = {.data = 4}, .optimizer = optim::muon()}, 1},
+      {"Pipeline2Tensor2MuonByHeadsBf16",
+       {.mesh = {.tensor = 2, .pipeline = 2},
+        .config = llama_like(),
+        .compute = DType::bf16,
+        .optimizer = optim::muon({.by_heads = true})},
+       1},
+      {"Tensor2Data2LambBf16",
+       {.mesh = {.tensor = 2, .data = 2}, .compute = DType::bf16, .optimizer = optim::lamb()},
+       1},
+      {"Pipeline2Data2LambAveraged",
+       {.mesh = {.data = 2, .pipeline = 2}, .optimizer = optim::with_ema(optim::lamb(), 0.9)},
+       1},
+      {"Data3Lion", {.mesh = {.data = 3}, .optimizer = optim::lion()}, 1},
+      {"Data2SgdMomentsInBf16",
+       {.mesh = {.data = 2}, .optimizer = optim::sgd({.nesterov = true, .moments = DType::bf16})},
        1},
       {"Tensor2", {.mesh = {.tensor = 2}}, 6},
       {"Tensor2Data2LlamaBf16",
@@ -420,6 +460,12 @@ std::vector<Layout> layouts() {
         .config = llama_like(),
         .compute = DType::bf16,
         .context = ContextKind::heads},
+       1},
+      {"Data2LongerInTheSecondStepBf16",
+       {.mesh = {.data = 2}, .compute = DType::bf16, .first_length = 4},
+       2},
+      {"Pipeline2Tensor2LlamaLongerInTheSecondStep",
+       {.mesh = {.tensor = 2, .pipeline = 2}, .config = llama_like(), .first_length = 2},
        1},
       {"Data4MaskedTargetsBf16", {.mesh = {.data = 4}, .compute = DType::bf16, .masked = true}, 1},
       {"Pipeline2Tensor2SeparateDocumentsMasked",
