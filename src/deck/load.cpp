@@ -140,7 +140,7 @@ class Resolver {
       model.ffn_hidden = 4 * model.hidden;
     }
     if (open("moe.ffn_hidden")) model.moe.ffn_hidden = model.ffn_hidden;
-    if (open("moe.normalize")) model.moe.normalize = model.moe.top_k > 1;
+    if (open("moe.normalize") && model.moe.top_k == 1) model.moe.normalize = false;
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
     const bool padded = batch.token_budget || one_document_each(loaded_.deck.task.kind);

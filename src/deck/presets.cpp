@@ -59,6 +59,9 @@ struct FamilyRow {
   double attention_soft_cap = 0, logit_soft_cap = 0;
   RouterScores scores = RouterScores::softmax;
   bool router_bias = false;
+  double norm_eps = 1e-5;
+  bool normalised_choices = true;  // of several experts
+  GroupScore group_score = GroupScore::largest;
 };
 
 /// RoBERTa has BERT's blocks.
@@ -96,11 +99,16 @@ constexpr FamilyRow kFamilies[] = {
      .rotary_share = 0.5,
      .scores = RouterScores::sigmoid,
      .router_bias = true},
-    {.family = Family::deepseek_v2, .rope_pairs = RopePairs::neighbours},
+    {.family = Family::deepseek_v2,
+     .rope_pairs = RopePairs::neighbours,
+     .norm_eps = 1e-6,
+     .normalised_choices = false},
     {.family = Family::deepseek_v3,
      .rope_pairs = RopePairs::neighbours,
      .scores = RouterScores::sigmoid,
-     .router_bias = true},
+     .router_bias = true,
+     .norm_eps = 1e-6,
+     .group_score = GroupScore::two_largest},
     {.family = Family::phi3},
     {.family = Family::olmo2,
      .norm_placed = NormPlacement::after,
@@ -255,6 +263,9 @@ std::vector<ImpliedKey> family_keys(Family family) {
             implied("model.qk_norm", row.qk_norm),
             implied("moe.scores", row.scores),
             implied("moe.bias", row.router_bias),
+            implied("moe.normalize", row.normalised_choices),
+            implied("moe.group_score", row.group_score),
+            implied("model.norm_eps", row.norm_eps),
             implied("model.block", row.block),
             implied("model.scaled_embeddings", row.scaled_embeddings),
             implied("model.embedding_norm", row.embedding_norm),

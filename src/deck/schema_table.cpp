@@ -206,7 +206,9 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_eps>(
         "model.norm_eps", "added to the variance",
-        {.limits = as_f32(above(0)), .on_resume = architecture}),
+        {.limits = as_f32(above(0)),
+         .unset = "deepseek_v2, deepseek_v3: 1e-6, others: 1e-5",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::attention>(
         "model.attention", "what a token sees: those up to it, or all of its sequence or document",
         {.unset = "bert, roberta: bidirectional, others: causal", .on_resume = architecture}),
@@ -410,7 +412,8 @@ constexpr SchemaRow kRows[] = {
         {.unset = "glm4_moe, deepseek_v3: sigmoid, others: softmax", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::normalize>(
         "moe.normalize", "the scores of a token's experts are divided by their sum",
-        {.unset = "true where top_k is above 1", .on_resume = architecture}),
+        {.unset = "false where top_k is 1; deepseek_v2: false, others: true",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::scale>(
         "moe.scale", "what they are multiplied with at the end",
         {.limits = as_f32(above(0)), .on_resume = architecture}),
@@ -426,7 +429,7 @@ constexpr SchemaRow kRows[] = {
         "moe.group_score",
         "what groups are compared by: their best score, or the sum of the best "
         "two",
-        {.on_resume = architecture}),
+        {.unset = "deepseek_v3: two_largest, others: largest", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::capacity>(
         "moe.capacity",
         "in training, how many tokens of a micro-batch an expert takes, over those of an even "

@@ -44,6 +44,20 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
   EXPECT_EQ(of("gemma2").logit_soft_cap, 30);
   EXPECT_EQ(of("gemma2").global_every, 2);
   EXPECT_EQ(of("gemma3").rope_local_theta, 10000);
+  EXPECT_EQ(of("qwen3").norm_eps, 1e-5);
+  for (const char* family : {"deepseek_v2", "deepseek_v3"}) {
+    const bool third = std::string_view(family) == "deepseek_v3";
+    const auto experts = [&](const char* top_k) {
+      return small_deck({fmt::format("model.family={}", family), "model.ffn_hidden=96",
+                         "moe.experts=4", top_k, "moe.groups=2"})
+          .deck.model;
+    };
+    EXPECT_EQ(experts("moe.top_k=2").norm_eps, 1e-6);
+    EXPECT_EQ(experts("moe.top_k=2").moe.normalize, third);
+    EXPECT_FALSE(experts("moe.top_k=1").moe.normalize);
+    EXPECT_EQ(experts("moe.top_k=2").moe.group_score,
+              third ? GroupScore::two_largest : GroupScore::largest);
+  }
   EXPECT_TRUE(of("gemma3").scaled_embeddings && of("gemma3").tied_embeddings);
   const ModelSection bert =
       small_deck({"model.family=bert", "task.kind=mlm", "task.mask_token=1"}).deck.model;
