@@ -126,7 +126,7 @@ std::vector<float> PlanRun::held(const View& symbolic) {
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 
 StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
-                        train::StepProfile* profile) {
+                        train::StepProfile* profile, const train::Executor::Hooks& hooks) {
   const train::BoundPlan& bound = numbers.plan == 0 ? *bound_ : bound_others_.at(numbers.plan - 1);
   const plan::PlanShape& shape = bound.plan().shape;
   const Mesh& mesh = inputs_.layout.mesh;
@@ -178,7 +178,7 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
     tokens_of(k).load(0, views);
   };
-  const train::StepOutput output = executor_->run(bound, input, load, {}, profile);
+  const train::StepOutput output = executor_->run(bound, input, load, hooks, profile);
   left_ = flush_.has_value();
   if (inputs_.offload.updates() && left_) {
     device_->gradients.clear();  // of the step before

@@ -60,7 +60,7 @@ class PlanRun {
 
   /// Trains on global samples first_sample .., which the ranks share as data::BatchShare says.
   StepShown step(std::int64_t first_sample, const StepNumbers& numbers,
-                 train::StepProfile* profile = nullptr);
+                 train::StepProfile* profile = nullptr, const train::Executor::Hooks& hooks = {});
 
   /// Makes one element of the next step's gradient `value`, on this rank alone and before it is
   /// reduced.

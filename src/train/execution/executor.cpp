@@ -128,7 +128,7 @@ std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) 
   }
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
     return (bound.by_host ? beside_.on_host : beside_.on_device)(*kernel);
-  if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return save_(op, *tile);
+  if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return hooks_.save(op, *tile);
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
@@ -137,7 +137,10 @@ class Executor::Named : public streams::Task {
  public:
   Named(Executor& executor, const BoundPlan::BoundOp& bound)
       : op_(*bound.op), inputs_(executor.inputs_) {
-    task_ = within(op_, inputs_, [&] { return executor.start(bound); });
+    task_ = within(op_, inputs_, [&] {
+      if (executor.hooks_.before) executor.hooks_.before(bound);
+      return executor.start(bound);
+    });
   }
   streams::Progress advance() override {
     if (!task_) return streams::Progress::done;
@@ -183,12 +186,11 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
   return all;
 }
 
-void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running) {
+void Executor::issue(const BoundPlan& bound, Whereabouts::Running& running) {
   for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
     const plan::Op* op = bound_op.op;
     const plan::Call& call = bound_op.call;
     running.at(*op);
-    if (hooks.before) hooks.before(bound_op);
     streams::Work work{.stream = static_cast<std::size_t>(op->stream),
                        .waits = bound_op.waits,
                        .by_host = bound_op.by_host,
@@ -201,10 +203,11 @@ void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Ru
       continue;
     }
     streams_.run(work, [&] {
+      if (hooks_.before) hooks_.before(bound_op);
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
         within(*op, inputs_, [&] { device_.run(*kernel); });
     });
-    if (hooks.after) hooks.after(bound_op);
+    if (hooks_.after) hooks_.after(bound_op);
   }
 }
 
@@ -253,7 +256,7 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
 StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const Loader& load,
                          const Hooks& hooks, StepProfile* profile) {
   const auto begin = Clock::now();
-  save_ = hooks.save;
+  hooks_ = hooks;
   Whereabouts::Running running(whereabouts_, inputs_);
   write(bound, input);
   const auto loads = load_all(bound, load, begin);
@@ -263,7 +266,7 @@ StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const L
            .works = bound.ops().size(),
            .timing = profile != nullptr ? streams::Timing::works : streams::Timing::parts,
            .repeatable = bound.of_device() && !hooks.before && !hooks.after}))
-    issue(bound, hooks, running);
+    issue(bound, running);
   const streams::Times spent = streams_.finish();
 
   StepOutput output;

@@ -174,8 +174,10 @@ class Executor {
   /// Begins to write a tile, in real memory, into the checkpoint.
   using SaveTile =
       std::function<std::unique_ptr<streams::Task>(const plan::Op& op, const plan::SaveTile& tile)>;
-  /// Called before each op is begun or queued, and after each op of the compute stream; and for the
-  /// tiles that a plan saves.
+  /// Called before each op and after each op of the compute stream, where what it reads is there
+  /// (a device that keeps the order itself queues it after the call); and for the tiles that a plan
+  /// saves. For ops beside compute the caller is another thread, at any time until run() has
+  /// returned or, where it has thrown, until the streams are gone.
   struct Hooks {
     std::function<void(const BoundPlan::BoundOp&)> before, after;
     SaveTile save;
@@ -195,7 +197,7 @@ class Executor {
   /// When each load_batch ran, seconds since `begin`.
   std::vector<streams::Stretch> load_all(const BoundPlan& bound, const Loader& load,
                                          std::chrono::steady_clock::time_point begin);
-  void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
+  void issue(const BoundPlan& bound, Whereabouts::Running& running);
 
   kernels::Device& device_;
   StartKernels beside_;
@@ -205,7 +207,7 @@ class Executor {
   streams::Streams& streams_;
   const plan::PlanInputs& inputs_;
   Whereabouts& whereabouts_;
-  SaveTile save_;  // of the step under way
+  Hooks hooks_;  // of the step under way
 };
 
 }  // namespace tessera::train

@@ -78,6 +78,8 @@ struct Marked {
   bool& mark;
 };
 
+thread_local bool telling_here = false;  // this thread tells of a fault
+
 void flip_bit(std::byte& byte, int bit) { byte ^= std::byte{1} << bit; }
 
 }  // namespace
@@ -148,6 +150,8 @@ void FaultInjection::announce(Reporter& report) const {
 }
 
 void FaultInjection::tell(Planned& p) {
+  const Marked telling(telling_here);  // which writes files too, and that never fails
+  const std::lock_guard lock(telling_);
   p.spent = true;
   const std::string text = printable(to_text(p.fault));
   if (!lasts(p.fault.kind)) {
@@ -248,16 +252,13 @@ void FaultInjection::committed(std::int64_t step) {
 
 io::IoVerdict FaultInjection::on_call(IoCall call, const fs::path& path, std::size_t bytes) {
   io::IoVerdict verdict;
-  static thread_local bool under_way = false;
-  if (under_way) return verdict;  // telling of a fault writes files too, which never fails
+  if (telling_here) return verdict;
   const std::lock_guard lock(mutex_);
-  const Marked telling(under_way);
   for (Planned& p : planned_) {
     const deck::Fault& fault = p.fault;
+    if (!mine(p) || !is_of_files(fault.kind)) continue;
     const bool before = p.spent && p.calls == 0 && !lasts(fault.kind);  // in an earlier start
-    if (!mine(p) || !is_of_files(fault.kind) || before || step_ < fault.step ||
-        !matches(fault, call, path, bytes))
-      continue;
+    if (before || step_ < fault.step || !matches(fault, call, path, bytes)) continue;
     ++p.calls;
     const bool hit = p.calls >= fault.nth && p.calls < fault.nth + fault.count;
     if (!hit && !lasts(fault.kind)) continue;

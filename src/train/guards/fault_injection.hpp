@@ -62,6 +62,7 @@ class FaultInjection {
   Reporter report_;
   std::atomic<std::int64_t> step_{0};  // under way
   std::mutex mutex_;                   // of calls, which come from many threads
+  std::mutex telling_;                 // of spent_; taken last
 };
 
 }  // namespace tessera::train

@@ -53,7 +53,9 @@ std::string Guards::blame(const StepInput& ran) {
   Engine& engine = *run_.engine;
   const Progress& at = run_.course.progress;
   const PreparedPlan& prepared = run_.plan_of(at.step);
-  NonFiniteFinder finder(prepared.plan(), engine.inputs(), engine.tier());
+  // Its hooks' own, for where a rank fails their thread goes on for a while.
+  const auto finder =
+      std::make_shared<NonFiniteFinder>(prepared.plan(), engine.inputs(), engine.tier());
   run_.control.together([&] {
     tokens_.begin(at.samples - run_.course.sequences(at.step), engine.share(prepared.plan().shape));
   });
@@ -61,17 +63,17 @@ std::string Guards::blame(const StepInput& ran) {
   // feedback, which divides by it, leaves gradients alone.
   StepInput input = ran;
   input[kernels::StepScalar::unscale] = std::numeric_limits<float>::infinity();
-  const Executor::Hooks again = faults_.hooks(prepared), looks = finder.hooks();
+  const Executor::Hooks again = faults_.hooks(prepared), looks = finder->hooks();
   engine.run(prepared, input, tokens_.current(),
              {.before =
-                  [&](const BoundPlan::BoundOp& op) {
+                  [finder, again, looks](const BoundPlan::BoundOp& op) {
                     if (again.before) again.before(op);
                     looks.before(op);
                   },
               .after = looks.after});
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   const comm::Control& control = run_.control;
-  const auto& found = finder.found();
+  const auto& found = finder->found();
   const std::int64_t op = found ? found->op : kNone, first = control.min(op);
   if (first == kNone) return "all operations are finite when run again";
   const std::int64_t rank =

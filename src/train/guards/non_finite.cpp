@@ -100,15 +100,18 @@ bool NonFiniteFinder::on_its_way(const plan::Op& op, const View& symbolic) const
 
 void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
   const plan::Op& op = *bound.op;
+  const std::int64_t number = &op - plan_.ops.data();
+  const std::lock_guard lock(mutex_);
+  if (found_ && found_->op <= number) return;
   const std::vector<View> symbolic = looks(op, op.call), real = looks(op, bound.call);
-  for (std::size_t i = 0; i < real.size() && !found_; ++i) {
+  for (std::size_t i = 0; i < real.size(); ++i) {
     View seen = real[i];
     if (!may_be_non_finite(seen.type) || on_its_way(op, symbolic[i])) continue;
     seen.data =
         const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy_).data());
     if (const auto at = first_non_finite(seen)) {
-      found_ = {.op = &op - plan_.ops.data(),
-                .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)};
+      found_ = {.op = number, .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)};
+      return;
     }
   }
 }

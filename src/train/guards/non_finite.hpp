@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ class NonFiniteFinder {
       : plan_(plan), inputs_(inputs), tier_(tier) {}
 
   /// Looks at everything that each op of the compute stream writes, and at gradients before and
-  /// after they are summed over ranks, until something is not finite.
+  /// after they are summed over ranks, until something is not finite. This object must outlive
+  /// their calls.
   Executor::Hooks hooks();
 
   /// The first such op in the plan's order, and its tensor; nothing if all was finite.
@@ -37,6 +39,7 @@ class NonFiniteFinder {
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;
   memory::Tier& tier_;
+  std::mutex mutex_;  // of what follows: ops of other streams are looked at by their thread
   std::vector<std::byte> copy_;
   std::optional<Found> found_;
 };

@@ -14,6 +14,7 @@
 #include "support/blocks.hpp"
 #include "support/plan_run.hpp"
 #include "support/sanitized.hpp"
+#include "train/guards/non_finite.hpp"
 
 namespace tessera::test {
 namespace {
@@ -233,6 +234,7 @@ class Job {
   const std::vector<Outcome>& outcomes() const { return outcomes_; }
   Lockstep& lockstep() { return lockstep_; }
   const PlanRun& rank(std::int64_t r) const { return *runs_[static_cast<std::size_t>(r)]; }
+  PlanRun& rank(std::int64_t r) { return *runs_[static_cast<std::size_t>(r)]; }
 
  private:
   Lockstep lockstep_;
@@ -681,6 +683,39 @@ TEST(Lockstep, ShowsAnyMissingWaitForBackgroundWork) {
       }
     }
     EXPECT_GT(missing, 2) << name_of(c);
+  }
+}
+
+/// What is still to come there is NaN until it is there.
+void spoil_what_comes(const train::BoundPlan::BoundOp& op) {
+  if (op.op->kind != plan::OpKind::fetch) return;
+  plan::each_view(op.call, [](const View& v, kernels::Access access) {
+    if (access == kernels::Access::read) return;
+    std::fill_n(v.data, v.span_bytes(), std::byte{0xff});
+  });
+}
+
+TEST(Lockstep, LooksForWhatIsNotFiniteOnlyWhereItIsThere) {
+  memory::HostTier tier;
+  for (const plan::Location where : {plan::Location::host, plan::Location::disk}) {
+    const Case c{.stage = 2, .micro_batches = 3, .offload = all_on(where, 0)};
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+      Job job(c);
+      const auto wrong = job.lockstep().run(seed, [&](std::int64_t r) {
+        PlanRun& run = job.rank(r);
+        run.state().set_parameters(test_values(11));
+        train::NonFiniteFinder finder(run.plan(), run.inputs(), tier);
+        auto hooks = finder.hooks();
+        hooks.before = [looks = hooks.before](const auto& op) {
+          spoil_what_comes(op);
+          looks(op);
+        };
+        run.step(100, {}, nullptr, hooks);
+        ASSERT_FALSE(finder.found())
+            << "seed " << seed << ", rank " << r << ": " << finder.found()->tensor;
+      });
+      ASSERT_EQ(wrong, nothing_wrong(c));
+    }
   }
 }
 
