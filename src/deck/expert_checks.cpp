@@ -61,10 +61,9 @@ class ExpertsChecker : DeckChecker {
                       moe_.groups, moe_.experts, fmt::join(divisors(), ", ")));
     }
     at_most("moe.group_top", moe_.group_top, "moe.groups", moe_.groups);
-    needs("moe.group_score", set("moe.group_score") && moe_.group_score != GroupScore::largest,
-          moe_.groups > 1, "moe.groups");
-    if (moe_.group_score == GroupScore::two_largest && moe_.groups == moe_.experts &&
-        moe_.groups > 1) {
+    needs("moe.group_score", moe_.group_score != GroupScore::largest, moe_.groups > 1,
+          "moe.groups");
+    if (moe_.group_score == GroupScore::two_largest && moe_.groups == moe_.experts) {
       problem("moe.group_score",
               fmt::format("moe.group_score = \"two_largest\" needs two experts in a group, but "
                           "moe.groups = {} of moe.experts = {} have one (give fewer groups)",

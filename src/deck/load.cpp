@@ -118,7 +118,9 @@ class Resolver {
   }
 
   void take_family() {
+    const bool dense = loaded_.deck.model.moe.experts == 0;
     for (const ImpliedKey& key : family_keys(loaded_.deck.model.family)) {
+      if (dense && key.name.starts_with("moe.")) continue;
       if (open(key.name)) find_row(key.name)->field.set(loaded_.deck, key.value);
     }
   }
@@ -129,9 +131,22 @@ class Resolver {
     }
   }
 
+  /// What a family implies is nothing where other keys leave no use for it.
+  void drop_unused(ModelSection& model) const {
+    const bool local = model.window > 0 && model.position == PositionKind::rope;
+    if (open("model.global_every") && model.window == 0) model.global_every = 0;
+    if (open("model.rope_local_theta") && !local) model.rope_local_theta = 0;
+    if (open("model.attention_bias") && !model.bias) model.attention_bias = true;
+    if (open("model.qkv_bias") && model.bias) model.qkv_bias = false;
+    if (open("moe.normalize") && model.moe.top_k == 1) model.moe.normalize = false;
+    const bool alone = model.moe.groups == 1 || model.moe.groups == model.moe.experts;
+    if (open("moe.group_score") && alone) model.moe.group_score = GroupScore::largest;
+  }
+
   /// Defaults that follow from other keys.
   void derive() {
     ModelSection& model = loaded_.deck.model;
+    drop_unused(model);
     if (open("model.kv_heads")) model.kv_heads = model.heads;
     if (open("model.rope_high_frequency") && model.rope_scaling == RopeScalingKind::yarn)
       model.rope_high_frequency = 32;
@@ -140,7 +155,6 @@ class Resolver {
       model.ffn_hidden = 4 * model.hidden;
     }
     if (open("moe.ffn_hidden")) model.moe.ffn_hidden = model.ffn_hidden;
-    if (open("moe.normalize") && model.moe.top_k == 1) model.moe.normalize = false;
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
     const bool padded = batch.token_budget || one_document_each(loaded_.deck.task.kind);

@@ -429,7 +429,8 @@ constexpr SchemaRow kRows[] = {
         "moe.group_score",
         "what groups are compared by: their best score, or the sum of the best "
         "two",
-        {.unset = "deepseek_v3: two_largest, others: largest", .on_resume = architecture}),
+        {.unset = "glm4_moe, deepseek_v3 with groups of several: two_largest, others: largest",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::capacity>(
         "moe.capacity",
         "in training, how many tokens of a micro-batch an expert takes, over those of an even "

@@ -174,10 +174,12 @@ class Executor {
   /// Begins to write a tile, in real memory, into the checkpoint.
   using SaveTile =
       std::function<std::unique_ptr<streams::Task>(const plan::Op& op, const plan::SaveTile& tile)>;
-  /// Called before each op and after each op of the compute stream, where what it reads is there
-  /// (a device that keeps the order itself queues it after the call); and for the tiles that a plan
-  /// saves. For ops beside compute the caller is another thread, at any time until run() has
-  /// returned or, where it has thrown, until the streams are gone.
+  /// Called before each op, when what it waits for has come, and after each op of the compute
+  /// stream; and for the tiles that a plan saves. On a GPU that keeps the order itself both are
+  /// calls around the queueing, and bytes are there for who reads them through its tier, which
+  /// waits for them. What the host begins beside compute is announced by the thread that begins it,
+  /// until run() has returned or, where that has thrown, until the streams are gone: a hook holds
+  /// no lock while it waits for a device.
   struct Hooks {
     std::function<void(const BoundPlan::BoundOp&)> before, after;
     SaveTile save;

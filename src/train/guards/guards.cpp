@@ -53,7 +53,7 @@ std::string Guards::blame(const StepInput& ran) {
   Engine& engine = *run_.engine;
   const Progress& at = run_.course.progress;
   const PreparedPlan& prepared = run_.plan_of(at.step);
-  // Its hooks' own, for where a rank fails their thread goes on for a while.
+  // Shared with its hooks: where a rank fails, the thread of the streams may still call them.
   const auto finder =
       std::make_shared<NonFiniteFinder>(prepared.plan(), engine.inputs(), engine.tier());
   run_.control.together([&] {

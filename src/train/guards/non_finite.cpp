@@ -73,7 +73,7 @@ std::vector<View> about_to_be_summed(const plan::Op& op, const plan::Call& call)
 }
 
 /// After an op of the compute stream: what it has written or, of gradients that ranks have summed,
-/// what it has read. (What it waits for is there after it, not before it.)
+/// what it has read.
 std::vector<View> made_or_met(const plan::Op& op, const plan::Call& call) {
   const auto* kernel = std::get_if<kernels::KernelCall>(&call);
   const auto* squares = kernel != nullptr ? std::get_if<kernels::ExactSum>(kernel) : nullptr;
@@ -92,25 +92,34 @@ Executor::Hooks NonFiniteFinder::hooks() {
           .after = [this](const auto& op) { examine(op, made_or_met); }};
 }
 
-/// Whether these are sums of nodes, which the op will have when it begins, and not yet now.
-bool NonFiniteFinder::on_its_way(const plan::Op& op, const View& symbolic) const {
+/// Whether these are sums of a node: whose gradient is not finite was seen when it was made.
+bool NonFiniteFinder::of_a_node(const plan::Op& op, const View& symbolic) const {
   return op.kind == plan::OpKind::reduce_gradients &&
          plan_.buffer(plan::buffer_of(symbolic)).purpose != plan::BufferPurpose::gradients;
 }
 
+bool NonFiniteFinder::found_before(std::int64_t op) const {
+  const std::lock_guard lock(mutex_);
+  return found_ && found_->op <= op;
+}
+
+void NonFiniteFinder::note(Found found) {
+  const std::lock_guard lock(mutex_);
+  if (!found_ || found.op < found_->op) found_ = std::move(found);
+}
+
+// Nothing is locked while bytes come from a device, for that may wait for the other thread's work.
 void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
   const plan::Op& op = *bound.op;
   const std::int64_t number = &op - plan_.ops.data();
-  const std::lock_guard lock(mutex_);
-  if (found_ && found_->op <= number) return;
   const std::vector<View> symbolic = looks(op, op.call), real = looks(op, bound.call);
-  for (std::size_t i = 0; i < real.size(); ++i) {
+  for (std::size_t i = 0; i < real.size() && !found_before(number); ++i) {
     View seen = real[i];
-    if (!may_be_non_finite(seen.type) || on_its_way(op, symbolic[i])) continue;
-    seen.data =
-        const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy_).data());
+    if (!may_be_non_finite(seen.type) || of_a_node(op, symbolic[i])) continue;
+    std::vector<std::byte> copy;
+    seen.data = const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy).data());
     if (const auto at = first_non_finite(seen)) {
-      found_ = {.op = number, .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)};
+      note({.op = number, .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)});
       return;
     }
   }

@@ -33,14 +33,15 @@ class NonFiniteFinder {
  private:
   /// What to look at of a call of an op.
   using Looks = std::vector<View> (*)(const plan::Op& op, const plan::Call& call);
-  bool on_its_way(const plan::Op& op, const View& symbolic) const;
+  bool of_a_node(const plan::Op& op, const View& symbolic) const;
+  bool found_before(std::int64_t op) const;
+  void note(Found found);
   void examine(const BoundPlan::BoundOp& op, Looks looks);
 
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;
   memory::Tier& tier_;
-  std::mutex mutex_;  // of what follows: ops of other streams are looked at by their thread
-  std::vector<std::byte> copy_;
+  mutable std::mutex mutex_;  // of found_: ops of other streams are looked at by their thread
   std::optional<Found> found_;
 };
 

@@ -61,6 +61,24 @@ TEST(Echo, ParsesBackToTheSameDeck) {
   }
 }
 
+// What a family implies can be said by the deck itself, with experts and without, in groups or not.
+TEST(Echo, OfAnyFamilyIsADeck) {
+  const std::vector<std::vector<std::string>> shapes = {
+      {},
+      {"moe.experts=4", "moe.top_k=2", "model.bias=false"},
+      {"moe.experts=4", "moe.top_k=2", "model.bias=false", "moe.groups=2"},
+      {"moe.experts=4", "moe.top_k=1", "model.bias=false", "moe.groups=4"}};
+  for (const auto& [family, word] : EnumWords<Family>::table) {
+    if (family == Family::bert || family == Family::roberta) continue;  // without next tokens
+    for (std::vector<std::string> set : shapes) {
+      SCOPED_TRACE(fmt::format("{} with {}", word, fmt::join(set, ", ")));
+      set.insert(set.end(), {fmt::format("model.family={}", word), "model.ffn_hidden=96"});
+      const LoadedDeck loaded = small_deck(set);
+      EXPECT_EQ(parse_deck(to_toml(loaded.deck), "echo.toml").deck, loaded.deck);
+    }
+  }
+}
+
 TEST(Echo, NamesEveryKey) {
   const std::string echo = to_toml(small_deck().deck);
   for (const SchemaRow& row : schema_rows()) expect_contains(echo, std::string(row.key));

@@ -49,7 +49,7 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
     const bool third = std::string_view(family) == "deepseek_v3";
     const auto experts = [&](const char* top_k) {
       return small_deck({fmt::format("model.family={}", family), "model.ffn_hidden=96",
-                         "moe.experts=4", top_k, "moe.groups=2"})
+                         "moe.experts=4", top_k, "moe.groups=2", "moe.group_top=2"})
           .deck.model;
     };
     EXPECT_EQ(experts("moe.top_k=2").norm_eps, 1e-6);

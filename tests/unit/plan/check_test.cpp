@@ -60,6 +60,25 @@ TEST(Check, RejectsHopsThatMakeNoWhole) {
   EXPECT_GT(broken, 100);
 }
 
+// Hops that would make up the whole, had this rank been another one.
+TEST(Check, RejectsGathersAmongOthers) {
+  Case c = make_case(3, 6, 2, ReduceWhen::micro);
+  c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
+  Plan plan = make_plan(c.inputs, c.shape, {.data = 3});
+  EXPECT_NO_THROW(check(plan));
+  int hops = 0;
+  for (Op& op : plan.ops) {
+    auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    auto* gather = call == nullptr ? nullptr : std::get_if<comm::AllGather>(call);
+    if (gather == nullptr || !gather->among) continue;
+    RankGroup& ranks = gather->among.ranks;
+    ranks.first = ranks.stride == 1 ? 0 : 3;  // where 3 and 0 were right
+    ++hops;
+  }
+  EXPECT_GT(hops, 4);
+  EXPECT_THROW(check(plan), InternalError);
+}
+
 // An update in two passes: each element has both, in this order, and the second is by the sums over
 // all ranks of the tensor that the element is of.
 TEST(Check, RejectsSumsOverTensorsThatAreNotWhole) {
