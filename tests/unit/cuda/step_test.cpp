@@ -13,6 +13,7 @@
 #include "support/models.hpp"
 #include "support/plan_run.hpp"
 #include "support/sanitized.hpp"
+#include "train/guards/non_finite.hpp"
 #ifdef TESSERA_REAL_CUDA
 #include "streams/background.hpp"
 #else
@@ -249,6 +250,27 @@ TEST(CudaStep, WhatLivesElsewhereChangesNoBit) {
       expect_same({.gradients = tier});
       expect_same({.optimizer = tier, .optimizer_share = 0.5});
     }
+  }
+}
+
+// Who looks at results waits for the device, which waits for the host's updates.
+TEST(CudaStep, IsLookedAtWhereStateLivesOnTheHost) {
+  using plan::Location;
+  Gpu gpu;
+  plan::PlanInputs in = inputs_of(settings()[1], *gpu.device);
+  in.offload = {.parameters = Location::host,
+                .gradients = Location::host,
+                .optimizer = Location::host,
+                .ahead = 1,
+                .tile = 1000,
+                .device_is_host = false};
+  const auto run = gpu.run(in, kShape);
+  memory::CudaTier of_device(gpu.queue);
+  run->state().set_parameters(test_values(3));
+  for (int step = 0; step < 3; ++step) {
+    train::NonFiniteFinder finder(run->plan(), run->inputs(), of_device);
+    run->step(50 * step, {.update = 1 + step}, nullptr, finder.hooks());
+    EXPECT_FALSE(finder.found()) << finder.found()->tensor;
   }
 }
 
