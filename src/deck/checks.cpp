@@ -200,13 +200,11 @@ class Checker : DeckChecker {
   void attention() {
     const ModelSection& m = deck_.model;
     const bool rope = m.position == PositionKind::rope;
-    needs("model.global_every", set("model.global_every") && m.global_every > 0, m.window > 0,
-          "model.window");
-    needs("model.rope_local_theta", set("model.rope_local_theta") && m.rope_local_theta > 0,
-          m.window > 0 && rope, "model.window and model.position = \"rope\"");
-    needs("model.attention_bias", set("model.attention_bias") && !m.attention_bias, m.bias,
-          "model.bias = true");
-    needs("model.qkv_bias", set("model.qkv_bias") && m.qkv_bias, !m.bias, "model.bias = false");
+    needs("model.global_every", m.global_every > 0, m.window > 0, "model.window");
+    needs("model.rope_local_theta", m.rope_local_theta > 0, m.window > 0 && rope,
+          "model.window and model.position = \"rope\"");
+    needs("model.attention_bias", !m.attention_bias, m.bias, "model.bias = true");
+    needs("model.qkv_bias", m.qkv_bias, !m.bias, "model.bias = false");
     if (usable({"model.scaled_embeddings", "model.position"}) && m.scaled_embeddings &&
         m.position == PositionKind::learned) {
       problem(
