@@ -117,17 +117,15 @@ class Resolver {
       if (!rescaled) assign(name, value, false);
   }
 
-  void take_family() {
-    const bool dense = loaded_.deck.model.moe.experts == 0;
-    for (const ImpliedKey& key : family_keys(loaded_.deck.model.family)) {
-      if (dense && key.name.starts_with("moe.")) continue;
-      if (open(key.name)) find_row(key.name)->field.set(loaded_.deck, key.value);
-    }
-  }
-
-  void take_optimizer() {
-    for (const ImpliedKey& key : optimizer_keys(loaded_.deck.optimizer.name)) {
-      if (open(key.name)) find_row(key.name)->field.set(loaded_.deck, key.value);
+  /// What the family and the optimizer imply; nothing of experts where there are none.
+  void take_implied() {
+    const Deck& deck = loaded_.deck;
+    const bool dense = deck.model.moe.experts == 0;
+    for (const auto& keys : {family_keys(deck.model.family), optimizer_keys(deck.optimizer.name)}) {
+      for (const ImpliedKey& key : keys) {
+        if (dense && key.name.starts_with("moe.")) continue;
+        if (open(key.name)) find_row(key.name)->field.set(loaded_.deck, key.value);
+      }
     }
   }
 
@@ -363,8 +361,7 @@ LoadedDeck resolve(const Sources& sources, const std::string& name,
   resolver.take_dropout();
   resolver.take_preset();
   resolver.take_model_directory(reader);
-  resolver.take_family();
-  resolver.take_optimizer();
+  resolver.take_implied();
   resolver.derive();
   resolver.drop_empty_warmups();
   resolver.drop_what_sets_made_idle();

@@ -100,22 +100,38 @@ void add_feed_forward(std::vector<ParamDesc>& params, const ModelConfig& c, std:
   }
 }
 
+/// How heads are cut for `chunks` tensor ranks: between heads of keys and values, with the queries
+/// that read them; between queries where all ranks have all keys, which are fewer.
+class HeadCut {
+ public:
+  HeadCut(const ModelConfig& c, std::int64_t chunks)
+      : whole_keys_(c.kv_heads < chunks), queries_(whole_keys_ ? 1 : c.heads / c.kv_heads) {}
+
+  /// What has `size` along `axis` for each head of queries.
+  ParamDesc of_queries(ParamDesc p, std::int64_t size, int axis = 0) const {
+    return cut(std::move(p), axis, queries_ * size);
+  }
+  /// What has `rows` for each head of keys or values.
+  ParamDesc of_keys(ParamDesc p, std::int64_t rows) const {
+    return whole_keys_ ? std::move(p) : joined(cut(std::move(p), 0, rows));
+  }
+
+ private:
+  bool whole_keys_;
+  std::int64_t queries_;  // that stay together
+};
+
 /// What makes queries, keys and values of a layer's input, and the output matrix.
 void add_attention(std::vector<ParamDesc>& p, const ModelConfig& c, const std::string& attention,
-                   std::int64_t chunks, double out_std) {
-  const bool few_kv = c.kv_heads < chunks;
-  const std::int64_t queries = few_kv ? 1 : c.heads / c.kv_heads;  // that stay together
-  const auto key_or_value = [&](const ParamDesc& d, std::int64_t rows) {
-    return few_kv ? d : joined(cut(d, 0, rows));
-  };
+                   const HeadCut& by_heads, double out_std) {
   const auto heads = [&](const char* name, std::int64_t count, std::int64_t rows) {
     return of_heads(matrix(attention + name, count * rows, c.hidden, c.init_std), rows);
   };
-  p.push_back(cut(heads("q.weight", c.heads, c.head_dim), 0, queries * c.head_dim));
-  p.push_back(key_or_value(heads("k.weight", c.kv_heads, c.head_dim), c.head_dim));
-  p.push_back(key_or_value(heads("v.weight", c.kv_heads, c.values()), c.values()));
-  p.push_back(cut(matrix(attention + "out.weight", c.hidden, c.heads * c.values(), out_std), 1,
-                  queries * c.values()));
+  p.push_back(by_heads.of_queries(heads("q.weight", c.heads, c.head_dim), c.head_dim));
+  p.push_back(by_heads.of_keys(heads("k.weight", c.kv_heads, c.head_dim), c.head_dim));
+  p.push_back(by_heads.of_keys(heads("v.weight", c.kv_heads, c.values()), c.values()));
+  p.push_back(by_heads.of_queries(
+      matrix(attention + "out.weight", c.hidden, c.heads * c.values(), out_std), c.values(), 1));
 }
 
 /// The same where keys and values are made of latents, which one product makes of the input.
@@ -150,16 +166,12 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, Ex
   const std::string attention = unit.name + ".attention.", mlp = unit.name + ".mlp.";
   const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
   const double out_std = residual_std(c, layer);
-  const bool few_kv = c.kv_heads < chunks;
-  const std::int64_t query = (few_kv ? 1 : c.heads / c.kv_heads) * c.head_dim;
-  const auto key_or_value = [&](const ParamDesc& d) {
-    return few_kv ? d : joined(cut(d, 0, c.head_dim));
-  };
+  const HeadCut by_heads(c, chunks);
   auto& p = unit.params;
   if (c.latent) {
     add_latent_attention(p, c, attention, out_std);
   } else {
-    add_attention(p, c, attention, chunks, out_std);
+    add_attention(p, c, attention, by_heads, out_std);
   }
   add_feed_forward(p, c, layer, mlp, out_std, split);
   if (c.norms_inputs()) add_norm(p, c, unit.name + ".norm1");
@@ -174,9 +186,9 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks, Ex
   }
   const bool attention_bias = c.bias && c.attention_bias;
   if (attention_bias || c.qkv_bias) {
-    p.push_back(cut(vector(attention + "q.bias", q), 0, query));
-    p.push_back(key_or_value(vector(attention + "k.bias", kv)));
-    p.push_back(key_or_value(vector(attention + "v.bias", kv)));
+    p.push_back(by_heads.of_queries(vector(attention + "q.bias", q), c.head_dim));
+    p.push_back(by_heads.of_keys(vector(attention + "k.bias", kv), c.head_dim));
+    p.push_back(by_heads.of_keys(vector(attention + "v.bias", kv), c.head_dim));
   }
   if (attention_bias) p.push_back(vector(attention + "out.bias", c.hidden));
   if (c.bias && !c.experts.in(layer)) {

@@ -44,19 +44,17 @@ void sum_rows_of(const View& x, const View& out, Write write, Range columns) {
   }
 }
 
-// Exact sums by error-free extraction (Rump, Ogita and Oishi 2008): with all |x| < 2^top and
-// M = 1.5 2^(top + 12), (x + M) - M is x rounded to a multiple of 2^(top - 40), exactly, and so is
-// the remainder. A block's 2^11 rounded parts add up without rounding (40 + 11 < 53 bits), in any
-// order; then the remainders, 40 bits lower, until all are 0. Squares of f32 have 48 bits, so two
-// rounds, which are one pass, do where nothing is below 2^-17 of the block's largest element.
+// Exact sums by error-free extraction (Rump, Ogita and Oishi 2008): with all |t| < 2^top and a sum
+// that begins at M = 1.5 2^(top + 12), sum + t is rounded to a multiple of 2^(top - 40), so what it
+// gained and what of t it lost are exact too. A block's 2^11 terms leave the sum below 2^(top +
+// 13), where this holds. What is lost is below 2^(top - 40): it enters a sum of the next level, 40
+// bits lower, or, where the block's smallest term leaves no bit below the 53 of a double, a plain
+// one.
 constexpr std::int64_t kExactBlock = 2048;
 constexpr int kExactBits = 40;
 
-/// M of parts below 2^top.
+/// M of terms below 2^top.
 double extractor(int top) { return 1.5 * __builtin_ldexp(1.0, top + 52 - kExactBits); }
-
-/// The bits of a remainder; none of one that is 0 or -0.
-std::int64_t bits_left(double low) { return __builtin_bit_cast(std::int64_t, low + 0.0); }
 
 void add_exactly(double sum, std::int64_t* words) {
   exact_add(ExactWords(words, kExactSumWords), sum);
@@ -73,71 +71,131 @@ void add_block(double* x, std::int64_t n, int top, std::int64_t* words) {
       const double high = (x[i] + big) - big;
       x[i] = x[i] - high;
       sum += high;
-      left |= bits_left(x[i]);
+      left |= __builtin_bit_cast(std::int64_t, x[i] + 0.0);  // no bits of -0
     }
     add_exactly(sum, words);
     rest = left != 0;
   }
 }
 
-/// Adds term(x[0 .. n)), all below 2^top, to the words.
-template <typename Term>
-void add_terms(const float* x, std::int64_t n, int top, const Term& term, std::int64_t* words) {
-  const double first = extractor(top), second = extractor(top - kExactBits);
-  double high_sum = 0, low_sum = 0;
-  std::int64_t left = 0;
-#pragma omp simd reduction(+ : high_sum, low_sum) reduction(| : left)
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double t = term(static_cast<double>(x[i]));
-    const double high = (t + first) - first, rest = t - high, low = (rest + second) - second;
-    high_sum += high;
-    low_sum += low;
-    left |= bits_left(rest - low);
-  }
-  add_exactly(high_sum, words);
-  add_exactly(low_sum, words);
-  if (left == 0) return;
-  alignas(64) double lost[kExactBlock];
-#pragma omp simd
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double t = term(static_cast<double>(x[i]));
-    const double rest = t - ((t + first) - first);
-    lost[i] = rest - ((rest + second) - second);
-  }
-  add_block(lost, n, top - 2 * kExactBits, words);
+constexpr int kHalf = kNative / 2;       // doubles of a register
+constexpr int kHalves = kLanes / kHalf;  // registers of a vector's doubles
+using NativeDouble = double __attribute__((vector_size(8 * kHalf)));
+using HalfFloat = float __attribute__((vector_size(4 * kHalf)));
+
+TESSERA_INLINE NativeDouble doubles_of(const HalfFloat& v) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtps_pd(0xff, v);
+#elif defined(__AVX2__)
+  return _mm256_cvtps_pd(v);
+#else
+  return __builtin_convertvector(v, NativeDouble);
+#endif
 }
 
-template <typename T>
-void exact_sum_of(const T* x, std::int64_t n, ExactSum::Of of, std::int64_t* words) {
-  alignas(64) float value[kExactBlock];
+/// v + c, or v v + c: the product of two floats is a double, so fused or not, it is rounded once.
+template <ExactSum::Of of>
+TESSERA_INLINE NativeDouble term_plus(const NativeDouble& v, const NativeDouble& c) {
+  if constexpr (of == ExactSum::Of::values) return v + c;
+#if defined(__AVX512F__)
+  return _mm512_fmadd_pd(v, v, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_pd(v, v, c);
+#else
+  return v * v + c;
+#endif
+}
+
+/// The sum over all lanes of s - from, which is exact.
+TESSERA_INLINE double sum_over(const NativeDouble (&s)[kHalves], double from) {
+  NativeDouble lanes = {};
+  for (const NativeDouble& part : s) lanes = lanes + (part - from);
+  double sum = 0;
+  for (int i = 0; i < kHalf; ++i) sum += lanes[i];
+  return sum;
+}
+
+/// Adds the terms of x[0 .. n), all finite and below 2^top, to the words: those of which all bits
+/// are found by `kLevels` levels and what these lose.
+template <ExactSum::Of of, int kLevels, typename T>
+void add_terms(const T* x, std::int64_t n, int top, std::int64_t* words) {
+  NativeDouble sum[kLevels][kHalves], lost[kHalves] = {};
+  for (int k = 0; k < kLevels; ++k) {
+    for (auto& s : sum[k]) s = extractor(top - k * kExactBits) - NativeDouble{};
+  }
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec v = load(x + i, count);
+        HalfFloat half[kHalves];
+        std::memcpy(half, &v, sizeof(v));
+        for (int h = 0; h < kHalves; ++h) {
+          const NativeDouble t = doubles_of(half[h]);
+          NativeDouble next = term_plus<of>(t, sum[0][h]);
+          NativeDouble rest = term_plus<of>(t, sum[0][h] - next);
+          sum[0][h] = next;
+          for (int k = 1; k < kLevels; ++k) {
+            next = sum[k][h] + rest;
+            rest = rest - (next - sum[k][h]);
+            sum[k][h] = next;
+          }
+          lost[h] = lost[h] + rest;
+        }
+      });
+  for (int k = 0; k < kLevels; ++k)
+    add_exactly(sum_over(sum[k], extractor(top - k * kExactBits)), words);
+  add_exactly(sum_over(lost, 0), words);
+}
+
+/// As add_terms, whatever x holds.
+template <ExactSum::Of of, typename T>
+void add_any_terms(const T* x, std::int64_t n, std::int64_t* words) {
+  alignas(64) double term[kExactBlock];
+  std::int32_t largest = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto v = static_cast<float>(x[i]);
+    const std::int32_t bits = __builtin_bit_cast(std::int32_t, v) & 0x7fffffff;
+    term[i] = 0;
+    if (bits >= 0x7f800000) {
+      ++words[bits > 0x7f800000 ? kExactSumNan : kExactSumInf];
+    } else {
+      largest = bits > largest ? bits : largest;
+      term[i] = of == ExactSum::Of::values ? double{v} : double{v} * double{v};
+    }
+  }
+  const int top = (largest >> 23) - 126;
+  add_block(term, n, of == ExactSum::Of::values ? top : 2 * top, words);
+}
+
+template <ExactSum::Of of, typename T>
+void exact_sum_of(const T* x, std::int64_t n, std::int64_t* words) {
+  constexpr int kPower = of == ExactSum::Of::values ? 1 : 2;
   for (std::int64_t i = 0; i < n; i += kExactBlock) {
     const std::int64_t count = n - i < kExactBlock ? n - i : kExactBlock;
+    LargestMagnitude largest;
+    SmallestMagnitude smallest;
     for_vectors(
-        count, [&](std::int64_t j, std::int64_t k)
-                   __attribute__((always_inline)) { store(value + j, load(x + i + j, k), k); });
-    std::int32_t largest = 0;  // bits of |value| order like the values
-#pragma omp simd reduction(max : largest)
-    for (std::int64_t j = 0; j < count; ++j) {
-      const std::int32_t bits = __builtin_bit_cast(std::int32_t, value[j]) & 0x7fffffff;
-      largest = bits > largest ? bits : largest;
-    }
-    if (largest == 0) continue;
-    if (largest >= 0x7f800000) {
-      largest = 0x7f7fffff;
-      for (std::int64_t j = 0; j < count; ++j) {
-        const std::int32_t bits = __builtin_bit_cast(std::int32_t, value[j]) & 0x7fffffff;
-        if (bits < 0x7f800000) continue;
-        ++words[bits > 0x7f800000 ? kExactSumNan : kExactSumInf];
-        value[j] = 0;
-      }
-    }
-    const int top = (largest >> 23) - 126;  // |value| < 2^top
-    if (of == ExactSum::Of::values) {
-      add_terms(
-          value, count, top, [](double v) { return v; }, words);
+        count, [&](std::int64_t j, std::int64_t k) __attribute__((always_inline)) {
+          const Vec v = load(x + i + j, k);
+          largest.take(v);
+          smallest.take(v);
+        });
+    if (largest.bits() == 0) continue;
+    // Terms are below 2^top and multiples of 2^bottom.
+    const int top = kPower * ((largest.bits() >> 23) - 126);
+    const int exponent = smallest.bits() >> 23;
+    const int bottom = kPower * ((exponent > 0 ? exponent : 1) - 127 - 23);
+    // `lost` is below 2^(top - 40 levels - 1 + 11).
+    const auto do_levels = [&](int levels) {
+      return top - kExactBits * levels + 10 - bottom <= 53;
+    };
+    if (largest.bits() >= 0x7f800000) {
+      add_any_terms<of>(x + i, count, words);
+    } else if (do_levels(1)) {
+      add_terms<of, 1>(x + i, count, top, words);
+    } else if (do_levels(2)) {
+      add_terms<of, 2>(x + i, count, top, words);
     } else {
-      add_terms(
-          value, count, 2 * top, [](double v) { return v * v; }, words);
+      add_any_terms<of>(x + i, count, words);
     }
   }
 }
@@ -212,7 +270,13 @@ void sum_rows(const View& x, const View& out, Write write, Range columns) {
 
 void exact_sum(const View& x, ExactSum::Of of, Range elements, std::int64_t* words) {
   with_type(x.type, [&]<typename T>() {
-    exact_sum_of(row_of<T>(x, 0) + elements.begin, elements.end - elements.begin, of, words);
+    const T* from = row_of<T>(x, 0) + elements.begin;
+    const std::int64_t n = elements.end - elements.begin;
+    if (of == ExactSum::Of::values) {
+      exact_sum_of<ExactSum::Of::values>(from, n, words);
+    } else {
+      exact_sum_of<ExactSum::Of::squares>(from, n, words);
+    }
   });
 }
 

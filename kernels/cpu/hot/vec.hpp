@@ -165,6 +165,29 @@ struct LargestMagnitude {
   }
 };
 
+/// The bits of the smallest |x| of all that was taken and is not 0, those of a not-a-number if
+/// there is none.
+struct SmallestMagnitude {
+  NativeUint part[kParts];  // less 1, so that 0 counts as the largest
+
+  SmallestMagnitude() {
+    for (auto& p : part) p = ~NativeUint{};
+  }
+  TESSERA_INLINE void take(const Vec& v) {
+    for (int p = 0; p < kParts; ++p) {
+      const NativeUint below = ((NativeUint)v.part[p] & 0x7fffffffU) - 1U;
+      part[p] = below < part[p] ? below : part[p];
+    }
+  }
+  TESSERA_INLINE std::int32_t bits() const {
+    std::uint32_t least = 0x7ffffffeU;
+    for (const NativeUint& lanes : part) {
+      for (int i = 0; i < kNative; ++i) least = lanes[i] < least ? lanes[i] : least;
+    }
+    return static_cast<std::int32_t>(least + 1U);
+  }
+};
+
 /// Lane i ^ half of v in lane i.
 template <int half, int... lane>
 TESSERA_INLINE NativeFloat exchanged_lanes(const NativeFloat& v,

@@ -17,6 +17,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// How long the host's work may wait, for disks say, before nothing is thought to come any more.
+constexpr std::chrono::seconds kPatience{20};
+
 /// A place in a stream that others may wait for.
 struct Point {
   bool reached = false;
@@ -98,9 +101,15 @@ struct Device {
     return true;
   }
   /// Runs work, of streams in any order that waits allow, until `done`.
-  void run_until(const std::function<bool()>& done) {
+  void run_until(const std::function<bool()>& done,
+                 const char* else_said = "streams wait for each other") {
+    auto last = Clock::now();
     while (!done()) {
-      if (!run_one()) throw std::runtime_error("streams wait for each other");
+      if (run_one()) {
+        last = Clock::now();
+      } else if (Clock::now() - last > kPatience) {
+        throw std::runtime_error(else_said);
+      }
     }
   }
   void run_all() {
@@ -177,11 +186,9 @@ streams::Event HostTasks::complete(std::size_t stream) {
 }
 
 bool HostTasks::wait(streams::Event event) {
-  const bool had_to = lanes_[event.stream].done < event.count && !error_;
-  while (lanes_[event.stream].done < event.count && !error_) {
-    if (!go_on() && !Device::one().run_one())
-      throw std::runtime_error("the host waits for what never comes");
-  }
+  const auto over = [&] { return lanes_[event.stream].done >= event.count || error_; };
+  const bool had_to = !over();
+  Device::one().run_until(over, "the host waits for what never comes");
   if (error_) std::rethrow_exception(error_);
   return had_to;
 }

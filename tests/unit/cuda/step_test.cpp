@@ -253,24 +253,25 @@ TEST(CudaStep, WhatLivesElsewhereChangesNoBit) {
   }
 }
 
-// Who looks at results waits for the device, which waits for the host's updates.
-TEST(CudaStep, IsLookedAtWhereStateLivesOnTheHost) {
-  using plan::Location;
-  Gpu gpu;
-  plan::PlanInputs in = inputs_of(settings()[1], *gpu.device);
-  in.offload = {.parameters = Location::host,
-                .gradients = Location::host,
-                .optimizer = Location::host,
-                .ahead = 1,
-                .tile = 1000,
-                .device_is_host = false};
-  const auto run = gpu.run(in, kShape);
-  memory::CudaTier of_device(gpu.queue);
-  run->state().set_parameters(test_values(3));
-  for (int step = 0; step < 3; ++step) {
-    train::NonFiniteFinder finder(run->plan(), run->inputs(), of_device);
-    run->step(50 * step, {.update = 1 + step}, nullptr, finder.hooks());
-    EXPECT_FALSE(finder.found()) << finder.found()->tensor;
+// Who looks at results waits for the device, which waits for the host's updates and for disks.
+TEST(CudaStep, IsLookedAtWhereverStateLives) {
+  for (const plan::Location tier : {plan::Location::host, plan::Location::disk}) {
+    Gpu gpu;
+    plan::PlanInputs in = inputs_of(settings()[1], *gpu.device);
+    in.offload = {.parameters = tier,
+                  .gradients = tier,
+                  .optimizer = tier,
+                  .ahead = 1,
+                  .tile = 1000,
+                  .device_is_host = false};
+    const auto run = gpu.run(in, kShape);
+    memory::CudaTier of_device(gpu.queue);
+    run->state().set_parameters(test_values(3));
+    for (int step = 0; step < 3; ++step) {
+      train::NonFiniteFinder finder(run->plan(), run->inputs(), of_device);
+      run->step(50 * step, {.update = 1 + step}, nullptr, finder.hooks());
+      EXPECT_FALSE(finder.found()) << finder.found()->tensor;
+    }
   }
 }
 

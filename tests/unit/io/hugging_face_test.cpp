@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -1114,12 +1115,14 @@ TEST(HfModel, RefusesAHeadThatDiffersFromTheEmbeddingThatItIsTiedTo) {
 TEST(HfModel, SaysWhereAnElementIsStored) {
   for (const char* name : kModels) {
     const auto model = io::HfModel::open(data_path(name));
+    std::map<std::string, io::SafetensorsFile> files;
     for (const io::HfTensor& parameter : model.parameters()) {
       const std::vector<float> values = read_all(model, parameter);
       for (std::int64_t e = 0; e < parameter.elements(); ++e) {
         const std::string place = model.place(parameter.parameter, e);
         const auto colon = place.find(": "), bracket = place.find('[');
-        const io::SafetensorsFile file(place.substr(0, colon));
+        const std::string path = place.substr(0, colon);
+        const io::SafetensorsFile& file = files.try_emplace(path, path).first->second;
         const auto& entry =
             file.tensors().find(place.substr(colon + 2, bracket - colon - 2))->second;
         const auto index = json::parse(place.substr(bracket)).get<std::vector<std::int64_t>>();

@@ -267,6 +267,20 @@ TEST(ExactSum, HoldsABlockOfTheLargestTerms) {
   });
 }
 
+// Blocks whose smallest element is so far below the largest that one more level of parts is needed,
+// and those just before.
+TEST(ExactSum, HoldsBlocksOfAnySpread) {
+  for_devices([](Device& device) {
+    for (int spread = 0; spread < 90; ++spread) {
+      Tensor x(DType::f32, {2048});
+      for (std::int64_t i = 0; i < x.size(); ++i)
+        x.set(i, std::ldexp(0x1.fffffep0 - 0x1p-22 * static_cast<double>(i % 7),
+                            i % 3 == 0 ? -spread : 0));
+      expect_exact(device, x.view(), ("a spread of 2^" + std::to_string(spread)).c_str());
+    }
+  });
+}
+
 // A GPU's warps keep sums of several tiles as integers. Here each has a dozen tiles (the emulator's
 // 24 blocks of 8 warps take 512 elements each in turn): of terms as large as their exponent allows,
 // then of some far above those before and far below, also within a tile.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
@@ -86,19 +87,19 @@ class RankState {
       const auto& s = state_->units()[u];
       if (!s.held || !s.kept[row].live) continue;
       const auto values = floats(s.kept[row].live);
-      std::vector<bool> named(values.size());
+      std::vector<char> named(values.size());
       for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, s.owned)) {
         const auto& p = inputs_.model.units[u].params[slice.parameter];
         auto at = static_cast<std::size_t>(slice.flat - s.owned.begin);
         for (std::int64_t r = slice.part.rows.begin; r < slice.part.rows.end; ++r) {
           for (std::int64_t c = slice.part.columns.begin; c < slice.part.columns.end; ++c) {
-            named[at] = true;
+            named[at] = 1;
             f(p, r * (p.elements() / p.shape[0]) + c, values[at++]);
           }
         }
       }
       for (std::size_t i = 0; i < values.size(); ++i) {
-        if (named[i]) continue;
+        if (named[i] != 0) continue;
         EXPECT_EQ(values[i], 0) << "padding of " << inputs_.model.units[u].name;
       }
     }
@@ -442,20 +443,22 @@ TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
 }
 
 /// By state and name: which elements of a tensor.
-using Elements = std::map<std::string, std::vector<bool>>;
+/// A character for each element: kHeld, or 0.
+using Elements = std::map<std::string, std::string>;
+constexpr char kHeld = 1;
 
 Elements held_by(RankState& rank) {
   Elements held;
   for (std::size_t i = 0; i < kRows.size(); ++i) {
     const model::ParamDesc* last = nullptr;
-    std::vector<bool>* elements = nullptr;
+    std::string* elements = nullptr;
     rank.each(i, [&](const model::ParamDesc& p, std::int64_t e, float&) {
       if (&p != last) {
         elements = &held[fmt::format("{}/{}", kRows[i], p.name)];
         elements->resize(static_cast<std::size_t>(p.elements()));
         last = &p;
       }
-      (*elements)[static_cast<std::size_t>(e)] = true;
+      (*elements)[static_cast<std::size_t>(e)] = kHeld;
     });
   }
   return held;
@@ -468,23 +471,27 @@ struct Needed {
 };
 
 /// Element by element: what a rank must read of a dataset.
-void add_needed(Needed& needed, const io::DatasetRecord& d, const std::vector<bool>& held) {
-  std::vector<bool> wanted;  // of the dataset's elements, in its order
+void add_needed(Needed& needed, const io::DatasetRecord& d, const std::string& held) {
+  std::string wanted;  // of the dataset's elements, in its order
   for (const io::Box& box : d.boxes) {
-    io::for_each_run(box, io::Box(d.shape), box,
-                     [&](std::int64_t from, std::int64_t, std::int64_t n) {
-                       const auto begin = held.begin() + from;
-                       wanted.insert(wanted.end(), begin, begin + n);
-                     });
+    io::for_each_run(
+        box, io::Box(d.shape), box, [&](std::int64_t from, std::int64_t, std::int64_t n) {
+          wanted.append(held, static_cast<std::size_t>(from), static_cast<std::size_t>(n));
+        });
   }
-  const std::int64_t size = size_of(d.type);
+  const auto size = static_cast<std::size_t>(size_of(d.type));
   for (std::int64_t i = 0; i < d.blocks(); ++i) {
     const Range block = d.block_range(i);
-    const auto begin = wanted.begin() + block.begin / size, end = wanted.begin() + block.end / size;
-    if (std::find(begin, end, true) != end) needed.blocks += block.count();
+    const auto elements =
+        std::string_view(wanted).substr(static_cast<std::size_t>(block.begin) / size,
+                                        static_cast<std::size_t>(block.count()) / size);
+    if (elements.find(kHeld) != std::string_view::npos) needed.blocks += block.count();
   }
-  needed.own += size * std::count(wanted.begin(), wanted.end(), true);
-  for (std::size_t i = 1; i < wanted.size(); ++i) needed.cuts += wanted[i] != wanted[i - 1];
+  for (std::size_t end = 0, begin = 0; (begin = wanted.find(kHeld, end)) != std::string::npos;) {
+    end = std::min(wanted.find('\0', begin), wanted.size());
+    needed.own += static_cast<std::int64_t>(size * (end - begin));
+    needed.cuts += (begin > 0 ? 1 : 0) + (end < wanted.size() ? 1 : 0);
+  }
 }
 
 // Each rank reads every block that holds an element of its own, for only a whole one can be
