@@ -51,9 +51,17 @@ TESSERA_INLINE Vec numbers_of(const Bytes& bytes) {
   return v;
 }
 
-/// Sixteen bytes' low halves in eight bytes, and back with their signs.
-TESSERA_INLINE std::uint64_t to_halves(const Bytes& bytes) {
-  const BytePairs low = (BytePairs)bytes & 0x0f0fU, both = (low | low >> 4) & 0xffU;
+/// Sixteen codes of what shifted_code() gives, as halves of eight bytes, the first in the low half
+/// of the first byte.
+TESSERA_INLINE std::uint64_t to_halves(const Vec& shifted) {
+#if defined(__AVX512F__)
+  constexpr __mmask8 kAll = 0xff;
+  const auto even = (__m512i)shifted.part[0];                       // and the odd ones above
+  const __m512i odd = _mm512_maskz_srli_epi64(kAll, even, 32 - 4);  // where it belongs
+  const __m512i both = _mm512_ternarylogic_epi64(_mm512_set1_epi64(0x0f), even, odd, 0xca);
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm512_maskz_cvtepi64_epi8(kAll, both)));
+#else
+  const BytePairs low = (BytePairs)low_bytes(shifted) & 0x0f0fU, both = (low | low >> 4) & 0xffU;
 #if defined(__SSE2__)
   return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16((__m128i)both, __m128i{})));
 #else
@@ -61,8 +69,28 @@ TESSERA_INLINE std::uint64_t to_halves(const Bytes& bytes) {
   for (int i = 0; i < kLanes / 2; ++i) halves |= std::uint64_t{both[i]} << 8 * i;
   return halves;
 #endif
+#endif
 }
-TESSERA_INLINE Bytes from_halves(std::uint64_t halves) {
+
+/// What each half may stand for.
+alignas(64) inline constexpr float kHalfNumbers[kLanes] = {0,  1,  2,  3,  4,  5,  6,  7,
+                                                           -8, -7, -6, -5, -4, -3, -2, -1};
+
+/// The values of sixteen halves.
+TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
+#if defined(__AVX512F__)
+  alignas(64) static constexpr std::int32_t kShifts[kLanes] = {0, 4, 0, 4, 0, 4, 0, 4,
+                                                               0, 4, 0, 4, 0, 4, 0, 4};
+  const __m512i each =
+      _mm512_maskz_cvtepu8_epi64(0xff, _mm_cvtsi64_si128(static_cast<std::int64_t>(halves)));
+  const __m512i twice =
+      _mm512_maskz_shuffle_epi32(kAllLanes, each, static_cast<_MM_PERM_ENUM>(0xa0));
+  const __m512i index = _mm512_maskz_srlv_epi32(kAllLanes, twice, _mm512_load_si512(kShifts));
+  const Vec values = load(kHalfNumbers, kLanes) * scale;
+  Vec v;
+  v.part[0] = _mm512_maskz_permutexvar_ps(kAllLanes, index, values.part[0]);  // by 4 bits
+  return v;
+#else
 #if defined(__SSE2__)
   const auto both =
       (BytePairs)_mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<std::int64_t>(halves)), __m128i{});
@@ -70,7 +98,8 @@ TESSERA_INLINE Bytes from_halves(std::uint64_t halves) {
   BytePairs both;
   for (int i = 0; i < kLanes / 2; ++i) both[i] = halves >> 8 * i & 0xffU;
 #endif
-  return ((Bytes)((both | both << 4) & 0x0f0fU) ^ 8) - 8;
+  return numbers_of(((Bytes)((both | both << 4) & 0x0f0fU) ^ 8) - 8) * scale;
+#endif
 }
 
 /// The signs of sixteen floats, the first in the lowest bit.
@@ -118,18 +147,19 @@ TESSERA_INLINE Vec with_signs(const Vec& positive, std::uint16_t bits) {
 
 /// The sum of the codes that shifted_code() gives.
 struct CodeSum {
-  NativeInt part[kParts] = {};
+  NativeUint part[kParts] = {};  // of the bits of all, modulo 2^32
+  std::uint32_t taken = 0;
 
   TESSERA_INLINE void take(const Vec& shifted) {
-    for (int p = 0; p < kParts; ++p)
-      part[p] += (NativeInt)shifted.part[p] - std::bit_cast<std::int32_t>(kRoundToInt);
+    for (int p = 0; p < kParts; ++p) part[p] += (NativeUint)shifted.part[p];
+    taken += kLanes;
   }
   TESSERA_INLINE std::int32_t total() const {
-    std::int32_t sum = 0;
-    for (const NativeInt& lanes : part) {
+    std::uint32_t sum = 0;
+    for (const NativeUint& lanes : part) {
       for (int i = 0; i < kNative; ++i) sum += lanes[i];
     }
-    return sum;
+    return static_cast<std::int32_t>(sum - taken * std::bit_cast<std::uint32_t>(kRoundToInt));
   }
 };
 
@@ -145,14 +175,33 @@ TESSERA_INLINE void store_signs(std::byte* p, const Vec& v, std::int64_t count) 
   std::memcpy(p, &bits, static_cast<std::size_t>(code_bytes<1>(count)));
 }
 
+/// The signs of a register of bf16.
+TESSERA_INLINE void store_signs(std::byte* p, const NativePairs& v) {
+#if defined(__AVX512BW__)
+  const std::uint32_t bits = _mm512_movepi16_mask((__m512i)v);
+  std::memcpy(p, &bits, sizeof(bits));
+#elif defined(__SSE2__)
+  __m128i half[2] = {};
+  std::memcpy(half, &v, sizeof(v));
+  const int bits = _mm_movemask_epi8(_mm_packs_epi16(half[0], half[1]));
+  std::memcpy(p, &bits, 2 * kNative / 8);
+#else
+  for (int i = 0; i < 2 * kNative; i += 8) {
+    unsigned bits = 0;
+    for (int j = 0; j < 8; ++j) bits |= (v[i + j] < 0 ? 1U : 0U) << j;
+    p[i / 8] = static_cast<std::byte>(bits);
+  }
+#endif
+}
+
 /// The codes of `count` elements; a half byte beyond is 0 where the element beyond is.
 template <int kBits>
 TESSERA_INLINE void store_codes(std::byte* p, const Vec& shifted, std::int64_t count) {
-  const Bytes bytes = low_bytes(shifted);
   if constexpr (kBits == 8) {
+    const Bytes bytes = low_bytes(shifted);
     std::memcpy(p, &bytes, static_cast<std::size_t>(count));
   } else {
-    const std::uint64_t halves = to_halves(bytes);
+    const std::uint64_t halves = to_halves(shifted);
     std::memcpy(p, &halves, static_cast<std::size_t>(code_bytes<4>(count)));
   }
 }
@@ -167,7 +216,7 @@ TESSERA_INLINE Vec load_values(const std::byte* p, const Vec& scale, std::int64_
   } else if constexpr (kBits == 4) {
     std::uint64_t halves = 0;
     std::memcpy(&halves, p, static_cast<std::size_t>(code_bytes<4>(count)));
-    return numbers_of(from_halves(halves)) * scale;
+    return values_of_halves(halves, scale);
   } else {
     std::uint16_t bits = 0;
     std::memcpy(&bits, p, static_cast<std::size_t>(code_bytes<1>(count)));

@@ -7,12 +7,37 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-template <typename T>
-std::int32_t largest_magnitude(const T* x, std::int64_t n) {
+/// Takes as much of x[0 .. n) as fills registers with bf16 as they are, and stores the signs of
+/// codes of 1 bit. Returns how many elements that are.
+template <int kBits>
+std::int64_t take_pairs(const bf16* x, std::int64_t n, std::byte* codes,
+                        LargestMagnitude& largest) {
+  constexpr std::int64_t kCount = 2 * kNative;
+  NativePairs most = {};
+  std::int64_t i = 0;
+  for (; i + kCount <= n; i += kCount) {
+    NativePairs now;
+    std::memcpy(&now, x + i, sizeof(now));
+    if constexpr (kBits == 1) store_signs(codes + i / 8, now);
+    now &= 0x7fff;
+    most = now > most ? now : most;
+  }
+  largest.take(most);
+  return i;
+}
+
+/// The bits of the largest |x|. Stores the signs of codes of 1 bit.
+template <int kBits, typename T>
+std::int32_t first_look(const T* x, std::int64_t n, std::byte* codes) {
   LargestMagnitude largest;
+  std::int64_t first = 0;
+  if constexpr (std::is_same_v<T, bf16>) first = take_pairs<kBits>(x, n, codes, largest);
   for_vectors(
-      n, [&](std::int64_t i, std::int64_t count)
-             __attribute__((always_inline)) { largest.take(load(x + i, count)); });
+      n - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec v = load(x + first + i, count);
+        if constexpr (kBits == 1) store_signs(codes + (first + i) / 8, v, count);
+        largest.take(v);
+      });
   return largest.bits();
 }
 
@@ -24,8 +49,8 @@ struct Lost {
 
 /// The scale of a block; of signs, not that of the integers but of their mean.
 template <int kBits, typename T>
-BlockScale scale_of(const T* x, std::int64_t n) {
-  const BlockScale s = block_scale<kBits>(largest_magnitude(x, n));
+BlockScale scale_of(const T* x, std::int64_t n, std::int32_t largest) {
+  const BlockScale s = block_scale<kBits>(largest);
   if (kBits > 1 || s.inverse == 0.0F) return s;
   CodeSum sum;
   for_vectors(
@@ -39,7 +64,7 @@ BlockScale scale_of(const T* x, std::int64_t n) {
 template <int kBits, typename T>
 void quantize_block(const T* x, std::int64_t n, std::byte* codes, std::byte* scale,
                     const float* offsets = nullptr, const Lost& lost = {}) {
-  const BlockScale s = scale_of<kBits>(x, n);
+  const BlockScale s = scale_of<kBits>(x, n, first_look<kBits>(x, n, codes));
   store_scale<kBits>(scale, s.scale);
   const auto keep = [&](std::int64_t i, std::int64_t count, const Vec& value)
       __attribute__((always_inline)) {
@@ -53,12 +78,12 @@ void quantize_block(const T* x, std::int64_t n, std::byte* codes, std::byte* sca
                __attribute__((always_inline)) { keep(i, count, Vec(s.scale)); });
     return;
   }
+  if (kBits == 1 && lost.values == nullptr) return;
   for_vectors(
       n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         const Vec v = load(x + i, count);
         if constexpr (kBits == 1) {
-          store_signs(codes + i / 8, v, count);
-          if (lost.values != nullptr) keep(i, count, signed_like(Vec(s.scale), v));
+          keep(i, count, signed_like(Vec(s.scale), v));
         } else {
           const Vec inverse(s.inverse);
           const Vec shifted = offsets == nullptr

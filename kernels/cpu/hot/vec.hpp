@@ -40,6 +40,7 @@ using NativeFloat = float __attribute__((vector_size(4 * kNative)));
 using NativeInt = std::int32_t __attribute__((vector_size(4 * kNative)));
 using NativeUint = std::uint32_t __attribute__((vector_size(4 * kNative)));
 using NativeHalf = std::uint16_t __attribute__((vector_size(2 * kNative)));
+using NativePairs = std::int16_t __attribute__((vector_size(4 * kNative)));
 
 struct Mask {
   NativeInt part[kParts];
@@ -155,6 +156,12 @@ struct LargestMagnitude {
       const NativeInt bits = (NativeInt)v.part[p] & 0x7fffffff;
       part[p] = bits > part[p] ? bits : part[p];
     }
+  }
+  /// The magnitudes of bf16 as they lie in memory, without signs.
+  TESSERA_INLINE void take(const NativePairs& magnitudes) {
+    const auto both = (NativeInt)magnitudes;
+    for (const NativeInt& of : {both << 16, both & 0x7fff0000})
+      part[0] = of > part[0] ? of : part[0];
   }
   TESSERA_INLINE std::int32_t bits() const {
     std::int32_t most = 0;
