@@ -128,12 +128,10 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
 }
 
 std::optional<HeldCheckpoint> hold_newest(const fs::path& checkpoints) {
-  // All that were listed may be removed meanwhile, but only after a newer one was committed, which
-  // the next listing finds.
+  // All may be removed while they are listed or after, but only once a newer one was committed,
+  // which the next listing finds.
   for (int attempts = 0; attempts < 10; ++attempts) {
-    const auto entries = list_checkpoints(checkpoints);
-    if (entries.empty()) break;
-    for (const CheckpointEntry& entry : entries) {
+    for (const CheckpointEntry& entry : list_checkpoints(checkpoints)) {
       try {
         return HeldCheckpoint{entry.path, CheckpointHold(entry.path)};
       } catch (const DataError&) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 
 namespace {
 
@@ -34,10 +36,14 @@ extern "C" int sched_yield() noexcept {
   return 0;
 }
 
-// MPICH's ranks ask UCX for as long as they wait.
+// MPICH's ranks ask UCX for as long as they wait, and whenever they look for messages.
 extern "C" unsigned ucp_worker_progress(void* worker) {
   static const auto ucx =
       reinterpret_cast<unsigned (*)(void*)>(dlsym(RTLD_NEXT, "ucp_worker_progress"));
+  if (ucx == nullptr) {
+    std::fputs("beside_others: UCX has no ucp_worker_progress\n", stderr);
+    std::abort();
+  }
   const unsigned events = ucx(worker);
   if (events == 0) give_way();
   return events;

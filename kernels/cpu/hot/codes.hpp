@@ -76,7 +76,7 @@ TESSERA_INLINE std::uint64_t to_halves(const Vec& shifted) {
 alignas(64) inline constexpr float kHalfNumbers[kLanes] = {0,  1,  2,  3,  4,  5,  6,  7,
                                                            -8, -7, -6, -5, -4, -3, -2, -1};
 
-/// The values of sixteen halves.
+/// The values of sixteen halves, of one scale.
 TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
 #if defined(__AVX512F__)
   alignas(64) static constexpr std::int32_t kShifts[kLanes] = {0, 4, 0, 4, 0, 4, 0, 4,

@@ -115,8 +115,8 @@ TESSERA_INLINE double sum_over(const NativeDouble (&s)[kHalves], double from) {
   return sum;
 }
 
-/// Adds the terms of x[0 .. n), all finite and below 2^top, to the words: those of which all bits
-/// are found by `kLevels` levels and what these lose.
+/// Adds the terms of x[0 .. n), all finite and below 2^top, to the words. What `kLevels` levels
+/// lose of them must add up without rounding.
 template <ExactSum::Of of, int kLevels, typename T>
 void add_terms(const T* x, std::int64_t n, int top, std::int64_t* words) {
   NativeDouble sum[kLevels][kHalves], lost[kHalves] = {};
@@ -184,7 +184,7 @@ void exact_sum_of(const T* x, std::int64_t n, std::int64_t* words) {
     const int top = kPower * ((largest.bits() >> 23) - 126);
     const int exponent = smallest.bits() >> 23;
     const int bottom = kPower * ((exponent > 0 ? exponent : 1) - 127 - 23);
-    // `lost` is below 2^(top - 40 levels - 1 + 11).
+    // What is lost adds up to 2^(top - 40 levels - 1 + 11) at most.
     const auto do_levels = [&](int levels) {
       return top - kExactBits * levels + 10 - bottom <= 53;
     };

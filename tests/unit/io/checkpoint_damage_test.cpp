@@ -415,6 +415,30 @@ TEST(CheckpointPrune, AReaderThatComesTooLateIsTold) {
   EXPECT_EQ(steps(temporary.path()), Steps{2});
 }
 
+/// All that a reader has listed are pruned before it reads their manifests.
+TEST(CheckpointPrune, AReaderFindsWhatCameWhileItLooked) {
+  Random random(44);
+  TemporaryDirectory temporary;
+  const auto model = random_model(random, false);
+  EXPECT_FALSE(io::hold_newest(temporary.path()));
+  save(random, temporary.path(), model, 1, {.step = 1});
+  std::int64_t newest = 1;
+  bool saving = false;
+  io::set_io_hook([&](IoCall call, const fs::path& path, std::size_t) {
+    if (call == IoCall::open && path.filename() == io::kManifestFile && !saving && newest < 4) {
+      saving = true;
+      save(random, temporary.path(), model, 1, {.step = ++newest});
+      io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates);
+      saving = false;
+    }
+    return io::IoVerdict{};
+  });
+  const auto held = io::hold_newest(temporary.path());
+  io::set_io_hook({});
+  ASSERT_TRUE(held);
+  EXPECT_EQ(held->path, io::checkpoint_path(temporary.path(), 4));
+}
+
 TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
   Random random(40);
   TemporaryDirectory temporary;

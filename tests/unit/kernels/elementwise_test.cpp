@@ -267,16 +267,27 @@ TEST(ExactSum, HoldsABlockOfTheLargestTerms) {
   });
 }
 
-// Blocks whose smallest element is so far below the largest that one more level of parts is needed,
-// and those just before.
+// Blocks whose smallest element is so far below the largest that one more sum is needed, or just
+// not (as values by 2^60 and 2^100, as squares by 2^18 and 2^38), of terms that the sums before
+// lose altogether, so that the last one is as large as it may become. Any 2048 elements are such a
+// block.
 TEST(ExactSum, HoldsBlocksOfAnySpread) {
+  constexpr int kBitsOfASum = 40;
   for_devices([](Device& device) {
-    for (int spread = 0; spread < 90; ++spread) {
-      Tensor x(DType::f32, {2048});
-      for (std::int64_t i = 0; i < x.size(); ++i)
-        x.set(i, std::ldexp(0x1.fffffep0 - 0x1p-22 * static_cast<double>(i % 7),
-                            i % 3 == 0 ? -spread : 0));
-      expect_exact(device, x.view(), ("a spread of 2^" + std::to_string(spread)).c_str());
+    for (const int lost_by : {kBitsOfASum, 2 * kBitsOfASum}) {
+      for (const int power : {1, 2}) {
+        for (const int most : {18, 38, 60, 100}) {
+          for (int spread = most - 2; spread <= most + 2; ++spread) {
+            Tensor x(DType::f32, {4 * 2048});
+            for (std::int64_t i = 0; i < x.size(); ++i) {
+              x.set(i, i % 2048 == 0   ? 1
+                       : i % 2048 == 1 ? std::ldexp(1 + 0x1p-23, -spread)
+                                       : std::ldexp(1 - 0x1p-24, -lost_by / power));
+            }
+            expect_exact(device, x.view(), ("a spread of 2^" + std::to_string(spread)).c_str());
+          }
+        }
+      }
     }
   });
 }

@@ -492,28 +492,32 @@ TEST(Quantize, SignsHaveTheMeanMagnitude) {
 }
 
 TEST(Quantize, ExtremeBlocksOfSigns) {
-  for_devices([](Device& device) {
+  for_devices_and_types([](Device& device, DType type) {
+    if (type == DType::f16) return;  // which has none of these numbers
+    const bool wide = type == DType::f32;
     const BlockFormat format{.type = BlockType::sign, .block = 1 << 15};
-    const float least = 0x1p-111F, below = std::nextafter(least, 0.0F),
-                huge = std::numeric_limits<float>::max();
+    const float least = 0x1p-111F, below = wide ? std::nextafter(least, 0.0F) : 0x0.ffp-111F,
+                huge = wide ? std::numeric_limits<float>::max() : 0x1.fep127F;
     struct Case {
       std::vector<float> block;  // zeros follow
       std::int64_t count;
       float scale;
     };
-    const std::vector<Case> cases = {
-        {{-0.0F, 0}, 5, 0},
-        {{-0x1p-149F, 0x1p-130F}, 33, 0},
-        {{below, -below}, 2, 0},
-        {{-least}, 1, least},
-        {{-least}, 1 << 15, 0x1p-126F},
-        {{huge, -1}, 2, huge / 2 + 0x1p103F},  // half of what bf16 makes of it, 2^128
-        {{huge, -huge}, 2, kInfinity},
-        {{3, -kInfinity}, 31, kNan},
-        {{-kNan, 1}, 1 << 15, kNan},
-        {{5, -6, -0.0F, 1}, 4, 3}};
+    const std::vector<Case> cases = {{{-0.0F, 0}, 5, 0},
+                                     {{wide ? -0x1p-149F : -0x1p-133F, 0x1p-130F}, 33, 0},
+                                     {{below, -below}, 2, 0},
+                                     {{-least}, 1, least},
+                                     {{-least}, 1 << 15, 0x1p-126F},
+                                     // Half of what bf16 makes of it: of f32 2^128.
+                                     {{huge, -1}, 2, wide ? huge / 2 + 0x1p103F : huge / 2},
+                                     {{huge, -1}, 64, wide ? 0x1p122F : huge / 64},
+                                     {{huge, -huge}, 2, wide ? kInfinity : huge},
+                                     {{1, kInfinity}, 64, kNan},
+                                     {{3, -kInfinity}, 31, kNan},
+                                     {{-kNan, 1}, 1 << 15, kNan},
+                                     {{5, -6, -0.0F, 1}, 4, 3}};
     for (const Case& c : cases) {
-      Tensor x(DType::f32, {1, 1, c.count}), lost(DType::bf16, {1, 1, c.count}),
+      Tensor x(type, {1, 1, c.count}), lost(DType::bf16, {1, 1, c.count}),
           scalars(DType::f32, {kScalars}), code(DType::u8, {1, 1, format.bytes(c.count)});
       scalars.set(static_cast<std::int64_t>(StepScalar::unscale), 1);
       for (std::size_t i = 0; i < c.block.size(); ++i)
@@ -543,40 +547,43 @@ TEST(Quantize, ExtremeBlocksOfSigns) {
 }
 
 TEST(Quantize, ExtremeBlocks) {
-  for_devices([](Device& device) {
+  constexpr std::int64_t kBlock = 64;
+  for_devices_and_types([](Device& device, DType numbers) {
+    if (numbers == DType::f16) return;  // which has none of these numbers
+    const bool wide = numbers == DType::f32;
     for (BlockType type : kIntegers) {
       SCOPED_TRACE(enum_word(type));
       const float most = most_of(type), least = most * 0x1p-126F;
-      const BlockFormat format{.type = type, .block = 16};
-      const float below = std::nextafter(least, 0.0F), huge = std::numeric_limits<float>::max();
+      const BlockFormat format{.type = type, .block = kBlock};
+      const float below = wide ? std::nextafter(least, 0.0F) : least - most * 0x1p-134F,
+                  huge = wide ? std::numeric_limits<float>::max() : 0x1.fep127F;
       const std::vector<std::vector<float>> blocks = {
-          {0, -0.0F, 0},        {0x1p-149F, -0x1p-130F},
+          {0, -0.0F, 0},        {wide ? 0x1p-149F : 0x1p-133F, -0x1p-130F},
           {below, -below},      {least, -least, least / 3},
           {huge, -huge / 3, 1}, {1, kInfinity, 2},
           {-kInfinity},         {3, -4, kNan},
           {kNan, -kInfinity},   {5, -6}};
-      Tensor x(DType::f32, {1, 1, std::ssize(blocks) * 16});
+      Tensor x(numbers, {1, 1, std::ssize(blocks) * kBlock});
       for (std::size_t k = 0; k < blocks.size(); ++k) {
         for (std::size_t i = 0; i < blocks[k].size(); ++i)
-          x.set(static_cast<std::int64_t>(16 * k + i), static_cast<double>(blocks[k][i]));
+          x.set(static_cast<std::int64_t>(k * kBlock + i), static_cast<double>(blocks[k][i]));
       }
       const std::int64_t n = x.size();
       const Tensor code = quantized(device, x, format);
       EXPECT_EQ(bytes_in(code.view(), 0, format.bytes(n)),
                 bytes_of_slot(floats_of(x, 0, n), format));
       const Tensor out = summed(device, code, n, DType::f32, format);
-      for (std::int64_t i = 0; i < 16; ++i) {
-        EXPECT_EQ(out[i], 0);
-        EXPECT_EQ(out[16 + i], 0);
-        EXPECT_EQ(out[32 + i], 0);
-        for (std::int64_t k : {5, 6, 7, 8}) EXPECT_TRUE(std::isnan(out[16 * k + i])) << k;
-        EXPECT_TRUE(std::isfinite(out[16 * 9 + i]));
+      for (std::int64_t i = 0; i < kBlock; ++i) {
+        for (std::int64_t k : {0, 1, 2}) EXPECT_EQ(out[k * kBlock + i], 0) << k;
+        for (std::int64_t k : {5, 6, 7, 8}) EXPECT_TRUE(std::isnan(out[k * kBlock + i])) << k;
+        EXPECT_TRUE(std::isfinite(out[9 * kBlock + i]));
       }
-      EXPECT_EQ(out[48], static_cast<double>(least));
-      EXPECT_EQ(out[49], -static_cast<double>(least));
+      EXPECT_EQ(out[3 * kBlock], static_cast<double>(least));
+      EXPECT_EQ(out[3 * kBlock + 1], -static_cast<double>(least));
       // 127 fl(largest / 127) of the largest f32 is one rounding beyond it.
-      EXPECT_EQ(out[64], type == BlockType::int8 ? kInfinity : huge);
-      EXPECT_TRUE(std::isfinite(out[65]));
+      EXPECT_EQ(out[4 * kBlock] == kInfinity, wide && type == BlockType::int8);
+      EXPECT_GE(out[4 * kBlock], huge * (1 - 0x1p-20F));
+      EXPECT_TRUE(std::isfinite(out[4 * kBlock + 1]));
     }
   });
 }

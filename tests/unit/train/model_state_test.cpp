@@ -442,8 +442,7 @@ TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
   }
 }
 
-/// By state and name: which elements of a tensor.
-/// A character for each element: kHeld, or 0.
+/// By state and name: which elements of a tensor, as a character for each, kHeld or 0.
 using Elements = std::map<std::string, std::string>;
 constexpr char kHeld = 1;
 
