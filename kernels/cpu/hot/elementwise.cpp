@@ -186,11 +186,9 @@ void exact_sum_of(const T* x, std::int64_t n, std::int64_t* words) {
     const int bottom = kPower * ((exponent > 0 ? exponent : 1) - 127 - 23);
     // What is lost adds up to 2^(top - 40 levels - 1 + 11) at most.
     const auto do_levels = [&](int levels) {
-      return top - kExactBits * levels + 10 - bottom <= 53;
+      return largest.bits() < 0x7f800000 && top - kExactBits * levels + 10 - bottom <= 53;
     };
-    if (largest.bits() >= 0x7f800000) {
-      add_any_terms<of>(x + i, count, words);
-    } else if (do_levels(1)) {
+    if (do_levels(1)) {
       add_terms<of, 1>(x + i, count, top, words);
     } else if (do_levels(2)) {
       add_terms<of, 2>(x + i, count, top, words);
