@@ -52,9 +52,11 @@ std::vector<Updated> with_updates(const fs::path& checkpoints) {
   return all;
 }
 
-bool has_all_files(const fs::path& path) {
+/// Whether it has a good manifest and files of the right size.
+bool is_valid(const CheckpointEntry& entry) {
+  if (!header_of(entry.path, entry.step)) return false;
   try {
-    Checkpoint::open(path).check_files();
+    Checkpoint::open(entry.path).check_files();
     return true;
   } catch (const DataError&) {
     return false;
@@ -121,9 +123,7 @@ std::vector<CheckpointEntry> committed_checkpoints(const fs::path& checkpoints) 
 
 std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
   std::vector<CheckpointEntry> entries = committed_checkpoints(checkpoints);
-  std::erase_if(entries, [](const CheckpointEntry& entry) {
-    return !header_of(entry.path, entry.step) || !has_all_files(entry.path);
-  });
+  std::erase_if(entries, [](const CheckpointEntry& entry) { return !is_valid(entry); });
   return entries;
 }
 
@@ -131,7 +131,8 @@ std::optional<HeldCheckpoint> hold_newest(const fs::path& checkpoints) {
   // All may be removed while they are listed or after, but only once a newer one was committed,
   // which the next listing finds.
   for (int attempts = 0; attempts < 10; ++attempts) {
-    for (const CheckpointEntry& entry : list_checkpoints(checkpoints)) {
+    for (const CheckpointEntry& entry : committed_checkpoints(checkpoints)) {
+      if (!is_valid(entry)) continue;
       try {
         return HeldCheckpoint{entry.path, CheckpointHold(entry.path)};
       } catch (const DataError&) {
