@@ -1,17 +1,14 @@
 """Faults that a run injects into itself (the deck's [fault] section): each is found and reported,
 and what follows has the bits of a run without it (traps 40, 45, 48, 59)."""
 
-import re
 import unittest
 
-from guard_test import LET_THEM_LEAVE, PEER
 from tessera import RunTest, metrics, tiny_deck
 
-KILLED = 128 + 9
 TENSOR = "block.1.mlp.up.weight"
 
 
-class Fault(RunTest):
+class FaultRun(RunTest):
     def fault_deck(self, name, *faults, **changes):
         """A checkpoint is written every third step, before the next step begins; the learning rate
         is constant, so that numbers do not depend on when a run ends."""
@@ -28,6 +25,8 @@ class Fault(RunTest):
         return [(e["rank"], e["step"], e["fault"]) for e in self.events(name, "fault")
                 if e["what"] == "injected"]
 
+
+class Fault(FaultRun):
     def test_what_is_wrong_with_a_fault_is_said(self):
         for fault, said in (("kil rank=0 step=1", "did you mean kill?"),
                             ("kill rank=2 step=1", "there are only ranks 0 to 1"),
@@ -38,30 +37,6 @@ class Fault(RunTest):
             job = self.run_job(2, "train", self.fault_deck("wrong", fault), each=True)
             self.assertEqual(job.codes, [2, 2], job.output)
             self.assertIn(said, job.output)
-
-    def test_45_a_killed_or_stopped_rank(self):
-        want = self.train(2, self.fault_deck("whole"))
-        for kind in ("kill", "stop"):
-            with self.subTest(kind):
-                fault = f"{kind} rank=1 step=5"
-                deck = self.fault_deck(kind, fault, guard__hang_timeout=2)
-                if kind == "kill":
-                    job = self.run_job(2, "train", deck, each=True, env=LET_THEM_LEAVE)
-                    self.assert_codes(job.codes, [[PEER], [KILLED]], job.output)
-                else:  # the launcher ends the stopped rank
-                    job = self.run_job(2, "train", deck)
-                    self.assertEqual(job.code, PEER, job.output)
-                self.assertIn("rank 1 is lost", job.output)
-                self.assertIn("FAULTS    this run injects faults into itself", job.output)
-                self.assertIn(f"FAULT     in step 5: {fault}", job.output)
-                self.assertIn(f"FAULT     in step 5: {fault}",
-                              (self.dir / kind / "log.txt").read_text())
-                self.assertEqual(self.checkpoints(kind), [3])
-                self.assertEqual(self.train(2, deck), want)
-                self.assertEqual([e["step"] for e in self.events(kind, "resume")], [3])
-                self.assertEqual(self.injected(kind), [(1, 5, fault)])
-                self.assertEqual([e["what"] for e in self.events(kind, "fault")],
-                                 ["armed", "injected", "spent"])
 
     def test_40_a_nan_is_skipped_at_every_stage(self):
         for compute in ("f32", "bf16"):
@@ -189,31 +164,6 @@ class Fault(RunTest):
                 self.assertEqual(self.train(2, self.fault_deck(name, *faults)), want)
                 self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
                 self.assertEqual(len(self.injected(name)), len(faults))
-
-    def test_a_slow_rank_is_named_in_its_steps(self):
-        for ranks, rank in ((1, 0), (3, 1)):
-            with self.subTest(ranks=ranks):
-                name = f"slow{ranks}"
-                fault = f"slow rank={rank} step=5 ms=100"
-                deck = self.fault_deck(name, fault, run__steps=60, checkpoint__every=0,
-                                       batch__global=6)
-                self.train(ranks, deck)
-                steps = metrics.last_steps(metrics.read_events(self.dir / name))
-                for step in range(5, 61):
-                    own = steps[step]["own_ms"]
-                    self.assertGreaterEqual(own["max"], 100)
-                    self.assertEqual(own["slowest_rank"], rank)
-                    if rank == 0:  # whose time a step's is; it is spent outside of the timed parts
-                        self.assertGreaterEqual(steps[step]["between_ms"], 100)
-                # Whoever is slow, from end to end nothing is left out.
-                self.assertGreaterEqual(sum(steps[s]["step_ms"] for s in range(5, 61)), 55 * 100)
-                log = (self.dir / name / "log.txt").read_text()
-                between = float(re.search(r" between steps +([\d.]+) s", log)[1])
-                slowest = float(re.search(r" for the slowest rank +([\d.]+) s", log)[1])
-                self.assertGreaterEqual(between if rank == 0 else slowest, 5)
-                self.assertEqual(self.injected(name), [(rank, 5, fault)])
-                self.assertEqual({e["rank"] for e in self.events(name, "straggler")},
-                                 {rank} if ranks > 1 else set())
 
     def test_48_a_file_that_rots_is_found_and_passed_over(self):
         want = self.train(2, self.fault_deck("whole"))

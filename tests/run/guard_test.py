@@ -1,10 +1,7 @@
-"""Peers that die or get stuck, numbers that go wrong: what the survivors do and say."""
+"""Peers that die, get stuck or are slow: what the others do and say (trap 45)."""
 
-import array
-import json
 import os
 import pathlib
-import random
 import re
 import resource
 import signal
@@ -12,14 +9,11 @@ import subprocess
 import time
 import unittest
 
-from tessera import (BINARY, MPICH, MPIEXEC, NO_LARGER_FILES, NOTE_CODE, TIMEOUT, RunTest,
-                     fill, kill_tree, metrics, noted_codes, ranks_of, tiny_deck, write_megatron)
+from fault_test import FaultRun
+from tessera import (BINARY, LET_THEM_LEAVE, MPICH, MPIEXEC, NO_LARGER_FILES, NOTE_CODE, PEER, TIMEOUT,
+                     RunTest, fill, kill_tree, metrics, noted_codes, ranks_of, tiny_deck)
 
 ENDLESS = 1_000_000
-PEER = 5
-# Open MPI's launcher kills a job as soon as a rank is gone; to see that ranks leave by themselves,
-# it must not.
-LET_THEM_LEAVE = {"OMPI_MCA_orte_enable_recovery": "1"}
 
 
 def rank_of(pid):
@@ -210,243 +204,57 @@ class Guard(RunTest):
         self.assertRegex((self.dir / "beside" / "ended").read_text(), "^7 rank 0 on .*: step ")
 
 
-class Corruption(RunTest):
-    def test_a_flipped_bit_in_one_copy_is_found_and_its_rank_named(self):
-        """Three copies name the rank; two only that they differ. Checkpoints since the last
-        comparison are set aside, and a restart gives the numbers of a run without the fault."""
-        steps = {"run__steps": 12, "checkpoint__every": 1, "checkpoint__keep": 0,
-                 "schedule__kind": "constant", "batch__global": 6}
-        for ranks, names in ((2, "differs between ranks 0 and 1"), (3, "differs on rank 1")):
+class Injected(FaultRun):
+    """Faults that a run injects into itself, and that are told from the time of ranks."""
+
+    def test_45_a_killed_or_stopped_rank(self):
+        want = self.train(2, self.fault_deck("whole"))
+        for kind in ("kill", "stop"):
+            with self.subTest(kind):
+                fault = f"{kind} rank=1 step=5"
+                deck = self.fault_deck(kind, fault, guard__hang_timeout=2)
+                if kind == "kill":
+                    job = self.run_job(2, "train", deck, each=True, env=LET_THEM_LEAVE)
+                    self.assert_codes(job.codes, [[PEER], [128 + signal.SIGKILL]], job.output)
+                else:  # the launcher ends the stopped rank
+                    job = self.run_job(2, "train", deck)
+                    self.assertEqual(job.code, PEER, job.output)
+                self.assertIn("rank 1 is lost", job.output)
+                self.assertIn("FAULTS    this run injects faults into itself", job.output)
+                self.assertIn(f"FAULT     in step 5: {fault}", job.output)
+                self.assertIn(f"FAULT     in step 5: {fault}",
+                              (self.dir / kind / "log.txt").read_text())
+                self.assertEqual(self.checkpoints(kind), [3])
+                self.assertEqual(self.train(2, deck), want)
+                self.assertEqual([e["step"] for e in self.events(kind, "resume")], [3])
+                self.assertEqual(self.injected(kind), [(1, 5, fault)])
+                self.assertEqual([e["what"] for e in self.events(kind, "fault")],
+                                 ["armed", "injected", "spent"])
+
+    def test_a_slow_rank_is_named_in_its_steps(self):
+        for ranks, rank in ((1, 0), (3, 1)):
             with self.subTest(ranks=ranks):
-                want = self.train(ranks, self.deck(f"whole{ranks}", tiny_deck(
-                    self.corpus, **steps)))
-                deck = self.deck(f"flip{ranks}", tiny_deck(
-                    self.corpus, guard__check_replicas=4,
-                    fault__inject=["flip rank=1 step=6 tensor=block.1.attention.q.weight"], **steps))
-                job = self.run_job(ranks, "train", deck, each=True)
-                self.assertEqual(set(job.codes), {PEER}, job.output)
-                self.assertIn(f"block.1 {names}", job.output)
-                saved = sorted(p.name for p in (self.dir / f"flip{ranks}" / "checkpoints").iterdir())
-                self.assertEqual([n for n in saved if not n.endswith(("abandoned", ".tmp"))],
-                                 [f"step_0000000{s}" for s in (1, 2, 3, 4)])
-                job = self.run_job(ranks, "train", deck)
-                self.assertEqual(job.code, 0, job.output)
-                last = metrics.last_steps(metrics.read_events(self.dir / f"flip{ranks}"))
-                self.assertEqual({k: (e["loss"], e["grad_norm"]) for k, e in last.items()}, want)
-
-    def test_a_flipped_bit_in_any_unit_is_found(self):
-        for unit, tensor in (("vocabulary", "vocabulary.weight"), ("positions", "positions.weight"),
-                             ("block.0", "block.0.norm1.bias"), ("block.2", "block.2.mlp.up.weight"),
-                             ("final_norm", "final_norm.weight")):
-            with self.subTest(unit=unit):
-                deck = self.deck(unit, tiny_deck(
-                    self.corpus, run__steps=3, zero__stage=0, guard__check_replicas=1,
-                    fault__inject=[f"flip rank=1 step=2 tensor={tensor}"]))
-                job = self.run_job(2, "train", deck, each=True)
-                self.assertEqual(set(job.codes), {PEER}, job.output)
-                self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
-    def test_a_flipped_bit_of_a_frozen_matrix_is_found(self):
-        deck = self.deck("frozen", tiny_deck(
-            self.corpus, run__steps=3, zero__stage=1, guard__check_replicas=1, adapter__kind="lora",
-            adapter__rank=2, adapter__targets=["*.attention.q.weight"],
-            fault__inject=["flip rank=1 step=2 tensor=block.1.mlp.up.weight"]))
-        job = self.run_job(2, "train", deck, each=True)
-        self.assertEqual(set(job.codes), {PEER}, job.output)
-        self.assertIn("block.1 differs between ranks 0 and 1", job.output)
-
-    def compared(self, name):
-        """How many elements each comparison of a run compared."""
-        return [e["elements"] for e in metrics.read_events(self.dir / name)
-                if e["event"] == "replicas"]
-
-    def test_healthy_copies_are_equal_at_every_stage(self):
-        """Where nothing has a copy the start says so, and nothing is compared."""
-        tied = 128 * 24  # the vocabulary's matrix, rows padded
-        for ranks, stage, changes, elements in (
-                (3, 0, {}, None), (3, 1, {}, None), (3, 2, {}, None), (3, 3, {}, 0),
-                (2, 0, {}, None), (2, 2, {}, 0), (1, 0, {}, 0),
-                (2, 2, {"adapter__kind": "lora", "adapter__rank": 2,
-                        "adapter__targets": ["*.attention.q.weight"]}, None),
-                (4, 1, {"parallel__pipeline": 2}, 3 * tied),
-                (4, 3, {"parallel__pipeline": 2}, 3 * tied),
-                (4, 3, {"parallel__pipeline": 2, "model__tied_embeddings": False}, 0),
-                (4, 3, {"parallel__tensor": 2}, None)):
-            with self.subTest(ranks=ranks, stage=stage, **changes):
-                name = f"equal_{ranks}_{stage}_{len(changes)}_{'_'.join(changes)}"
-                deck = self.deck(name, tiny_deck(self.corpus, zero__stage=stage, run__steps=3,
-                                                 guard__check_replicas=1, batch__global=12,
-                                                 **changes))
-                job = self.run_job(ranks, "train", deck)
-                self.assertEqual(job.code, 0, job.output)
-                self.assertEqual("keeps no copies" in job.output, elements == 0)
-                compared = self.compared(name)
-                self.assertEqual(len(compared), 3)
-                self.assertEqual(len(set(compared)), 1)
-                if elements is None:
-                    self.assertGreater(compared[0], 0)
-                else:
-                    self.assertEqual(compared[0], elements)
-
-    def test_33_44_copies_within_the_mesh_are_compared(self):
-        """What tensor ranks hold whole, and tied matrices at both ends of the pipeline, also where
-        data ranks share out the state."""
-        ends, tensor = {"parallel__pipeline": 2}, {"parallel__tensor": 2}
-        vocabulary, norm = "vocabulary.weight", "block.1.norm1.weight"
-        for ranks, stage, parameter, flipped, other, changes in (
-                (2, 0, norm, 1, 0, tensor), (2, 0, vocabulary, 1, 0, ends),
-                (4, 1, vocabulary, 3, 1, ends), (4, 2, vocabulary, 0, 2, ends),
-                (4, 3, vocabulary, 2, 0, ends),
-                (4, 1, norm, 3, 2, tensor), (4, 3, norm, 2, 3, tensor)):
-            with self.subTest(tensor=parameter, ranks=ranks, stage=stage):
-                name = f"{ranks}_{stage}_{parameter}"
-                healthy = {"guard__check_replicas": 1, "run__steps": 3, "zero__stage": stage,
-                           **changes}
-                self.train(ranks, self.deck(f"healthy_{name}", tiny_deck(self.corpus, **healthy)))
-                self.assertGreater(min(self.compared(f"healthy_{name}")), 0)
-                deck = self.deck(f"flipped_{name}", tiny_deck(
-                    self.corpus, fault__inject=[f"flip rank={flipped} step=2 tensor={parameter}"],
-                    **healthy))
-                job = self.run_job(ranks, "train", deck, each=True)
-                self.assertEqual(set(job.codes), {PEER}, job.output)
-                unit = parameter.rsplit(".", 2)[0] if parameter == norm else "vocabulary"
-                low, high = sorted((flipped, other))
-                self.assertIn(f"{unit} differs between ranks {low} and {high}", job.output)
-                self.assertIn("equal after step 1", job.output)
-
-    def test_the_first_tensor_that_is_not_finite_is_named(self):
-        for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (4, 2)):
-            with self.subTest(ranks=ranks, stage=stage):
-                name = f"nan_{ranks}_{stage}"
-                nodes = {"parallel__ranks_per_node": 2} if ranks == 4 else {}  # sums in two hops
-                deck = self.deck(name, tiny_deck(
-                    self.corpus, zero__stage=stage, **nodes,
-                    fault__inject=[f"nan rank={ranks - 1} step=4 tensor=block.1.attention.k.weight"]))
+                name = f"slow{ranks}"
+                fault = f"slow rank={rank} step=5 ms=100"
+                deck = self.fault_deck(name, fault, run__steps=60, checkpoint__every=0,
+                                       batch__global=6)
                 self.train(ranks, deck)
-                skip, = [e for e in metrics.read_events(self.dir / name) if e["event"] == "skip"]
-                self.assertEqual(skip["step"], 4)
-                self.assertIn("gradient of block.1.attention.k.weight", skip["where"])
-                self.assertIn(f"on rank {ranks - 1} of", skip["where"])
-
-
-class Numbers(RunTest):
-    """A corpus whose last part is noise after a part that is easy: the loss leaps where it begins."""
-
-    def setUp(self):
-        super().setUp()
-        rng = random.Random(7)
-        easy = [(3 * i) % 7 for i in range(40 * 8 * 16)]
-        noise = [rng.randrange(97) for _ in range(20 * 8 * 16)]
-        write_megatron(self.corpus, array.array("H", easy + noise + 6 * easy + [0]))
-
-    def spike_deck(self, name, policy, **changes):
-        changes = {"run__steps": 75, "data__shuffle": False, "schedule__kind": "constant",
-                   "schedule__warmup_steps": 0, "optimizer__lr": 1e-2, "checkpoint__every": 10,
-                   "checkpoint__keep": 0, "guard__spike": policy, "guard__spike_window": 20,
-                   "guard__rollback_steps": 5, "log__every": 1000, **changes}
-        return self.deck(name, tiny_deck(self.corpus, **changes))
-
-    def go(self, ranks, deck, *sets):
-        """As train(), but steps that a rollback repeats have other data and so other numbers."""
-        job = self.run_job(ranks, "train", deck, *(x for s in sets for x in ("--set", s)))
-        self.assertEqual(job.code, 0, job.output)
-
-    def events(self, name, kind):
-        return [e for e in metrics.read_events(self.dir / name) if e["event"] == kind]
-
-    def test_spike_is_warned_of(self):
-        self.go(1, self.spike_deck("warn", "warn"))
-        spikes = self.events("warn", "spike")
-        self.assertEqual([e["step"] for e in spikes][:3], [41, 42, 43])
-        self.assertTrue(all(e["z"] > 10 for e in spikes))
-        self.assertIn("step 41: the loss leaps", (self.dir / "warn" / "logbook.md").read_text())
-        self.go(1, self.spike_deck("off", "off"))
-        self.assertEqual(self.events("off", "spike"), [])
-
-    def test_rollback_skips_the_data_and_lowers_the_rate(self):
-        """The noise of steps 41 to 60 is passed over, and nothing is used twice."""
-        want = None
-        for ranks, stage in ((1, 0), (2, 3)):
-            name = f"back_{ranks}"
-            self.go(ranks, self.spike_deck(name, "rollback", zero__stage=stage))
-            rollbacks = self.events(name, "rollback")
-            self.assertEqual([(e["step"], e["to"]) for e in rollbacks][:1], [(41, 30)])
-            seen = self.events(name, "step")
-            factor, samples, skipped = 1.0, 0, []
-            for e in metrics.read_events(self.dir / name):
-                if e["event"] == "rollback":
-                    factor *= 0.5
-                    self.assertEqual(e["lr_factor"], factor)
-                    begin, end = e["skipped_samples"]
-                    self.assertEqual(begin, 8 * e["to"] if not skipped else begin)
-                    self.assertEqual(end, samples + (samples - begin))
-                    skipped = [s for s in skipped if s[1] <= begin] + [[begin, end]]
-                    samples = end
-                elif e["event"] == "step":
-                    self.assertEqual(e["samples"], samples + 8, "no sample is used twice")
-                    samples = e["samples"]
-                    self.assertEqual(e["lr"], 1e-2 * factor)
-            self.assertEqual(seen[-1]["step"], 75)
-            self.assertLess(seen[-1]["loss"], 1, "the easy part is back")
-            header = json.loads((self.dir / name / "checkpoints" / "step_00000075" /
-                                 "manifest.json").read_text())["header"]
-            self.assertEqual(header["skipped_samples"], skipped)
-            self.assertEqual(header["lr_factor"], factor)
-            numbers = [(e["step"], e["to"], e["skipped_samples"]) for e in rollbacks]
-            want = want or numbers
-            self.assertEqual(numbers, want, "every layout rolls back alike")
-
-    def test_a_rollback_sets_the_checkpoints_of_its_branch_aside(self):
-        """Or else a start after a crash would go on from them."""
-        self.go(1, self.spike_deck("aside", "rollback", checkpoint__async=False), "run.steps=42")
-        first = self.events("aside", "rollback")[0]
-        self.assertEqual((first["step"], first["to"]), (41, 30))
-        saved = {p.name for p in (self.dir / "aside" / "checkpoints").iterdir()}
-        self.assertLessEqual({"step_00000030", "step_00000040.abandoned"}, saved)
-
-    def test_restart_after_a_rollback_changes_nothing(self):
-        self.go(2, self.spike_deck("whole", "rollback", zero__stage=2))
-        deck = self.spike_deck("halves", "rollback", zero__stage=2)
-        self.go(2, deck, "run.steps=50")
-        self.go(2, deck)
-        last = [metrics.last_steps(metrics.read_events(self.dir / name))[75]
-                for name in ("whole", "halves")]
-        keys = ("loss", "grad_norm", "lr", "samples")
-        self.assertEqual(*[{k: e[k] for k in keys} for e in last])
-
-    def test_a_rollback_to_before_momentum_was_compressed(self):
-        """Steps done again are those of a run that has never compressed, up to where it begins anew."""
-        onebit = {"optimizer__name": "onebit_adam", "optimizer__betas": [0.9, 0.95], "optimizer__eps": 1e-6,
-                  "optimizer__clip_norm": 0.0, "zero__stage": 1}
-        runs = {}
-        for after in (33, 74):
-            name = f"onebit_{after}"
-            self.go(2, self.spike_deck(name, "rollback", optimizer__compress_after=after, **onebit))
-            events = metrics.read_events(self.dir / name)
-            rollbacks = [(e["step"], e["to"]) for e in events if e["event"] == "rollback"]
-            self.assertEqual(rollbacks[0], (41, 30), rollbacks)
-            last = max(i for i, e in enumerate(events) if e["event"] == "rollback")
-            runs[after] = rollbacks, {e["step"]: (e["samples"], e["lr"], e["loss"], e["grad_norm"])
-                                      for e in events[last:] if e["event"] == "step"}
-        (rollbacks, compressed), (others, never) = runs.values()
-        self.assertEqual(rollbacks, others)
-        again = range(rollbacks[-1][1] + 1, 34)
-        self.assertGreater(len(again), 2)
-        for step in again:
-            self.assertEqual(compressed[step], never[step], step)
-        self.assertEqual(compressed[34][:3], never[34][:3])  # its norm is of momentum
-        self.assertNotEqual(compressed[35][2], never[35][2])
-
-    def test_logbook_reads_as_a_record(self):
-        deck = self.spike_deck("book", "rollback")
-        self.go(1, deck, "run.steps=35")
-        self.go(2, deck)
-        text = (self.dir / "book" / "logbook.md").read_text()
-        for part in ("# Logbook", "started", "checkpoint", "resumed from",
-                     "the layout was 1 data x 1 pipeline x 1 tensor", "back to step_00000030", "done after step 75"):
-            self.assertIn(part, text)
-        entries = text.split("\n\n", 2)[2].strip().split("\n")
-        stamped = re.compile(r"- \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ: \S")
-        self.assertTrue(all(stamped.match(e) for e in entries), text)
+                steps = metrics.last_steps(metrics.read_events(self.dir / name))
+                for step in range(5, 61):
+                    own = steps[step]["own_ms"]
+                    self.assertGreaterEqual(own["max"], 100)
+                    self.assertEqual(own["slowest_rank"], rank)
+                    if rank == 0:  # whose time a step's is; it is spent outside of the timed parts
+                        self.assertGreaterEqual(steps[step]["between_ms"], 100)
+                # Whoever is slow, from end to end nothing is left out.
+                self.assertGreaterEqual(sum(steps[s]["step_ms"] for s in range(5, 61)), 55 * 100)
+                log = (self.dir / name / "log.txt").read_text()
+                between = float(re.search(r" between steps +([\d.]+) s", log)[1])
+                slowest = float(re.search(r" for the slowest rank +([\d.]+) s", log)[1])
+                self.assertGreaterEqual(between if rank == 0 else slowest, 5)
+                self.assertEqual(self.injected(name), [(rank, 5, fault)])
+                self.assertEqual({e["rank"] for e in self.events(name, "straggler")},
+                                 {rank} if ranks > 1 else set())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ ONE_LAYOUT_OF = int(os.environ.get("TESSERA_ONE_LAYOUT_OF", 1))  # as some_of sa
 sys.path.insert(0, str(SOURCE / "tools"))
 import metrics  # noqa: E402
 
+PEER = 5  # the exit code of who is left by another rank
+# Open MPI's launcher kills a job as soon as a rank is gone; to see that ranks leave by themselves,
+# it must not.
+LET_THEM_LEAVE = {"OMPI_MCA_orte_enable_recovery": "1"}
+
 # Runs a rank, notes its exit code, and lets the launcher see success: a launcher that sees a rank
 # fail kills the others before they can show their own code.
 NOTE_CODE = 'rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "$@"; echo $? > "$CODES/$rank"'
