@@ -21,16 +21,20 @@ constexpr Access access_of(Write w) { return w == Write::add ? Access::update : 
 /// scaled by 1 / (1 - p). `samples` holds the global index g of each of the B samples (i64), so the
 /// mask does not depend on layout or micro-batch; e is the element's position within its sample,
 /// `first` that of the view's first element, which is not 0 where a rank has only some of the
-/// positions or heads. p = 0: none.
+/// positions or heads. p = 0: none. In place of that, `jitter` e multiplies each element with a
+/// number of [1 - e, 1 + e], 1 - e + 2 e u of the same bits (Fedus et al. 2021, input jitter).
 struct Dropout {
   float p = 0;
+  float jitter = 0;
   std::uint64_t seed = 0;
   std::uint64_t site = 0;  // which of the model's dropouts
   std::int64_t first = 0;
   View samples;  // (B) i64
 
-  explicit operator bool() const { return p > 0; }
-  RandomKey key() const { return random_key(seed, RandomPurpose::dropout, site); }
+  explicit operator bool() const { return p > 0 || jitter > 0; }
+  RandomKey key() const {
+    return random_key(seed, jitter > 0 ? RandomPurpose::jitter : RandomPurpose::dropout, site);
+  }
 };
 
 /// f(view, access) for every view of the call that is present; a call is a variant of argument

@@ -54,10 +54,14 @@ inline void check_documents(const View& documents, std::int64_t samples, std::in
                 documents.rank, tokens);
 }
 
-/// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample.
-inline void check_dropout(const Dropout& dropout, std::int64_t samples) {
+/// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample; 0 <= jitter < 1 where the
+/// operation can have one, and not both.
+inline void check_dropout(const Dropout& dropout, std::int64_t samples, bool may_jitter = false) {
   TESSERA_CHECK(dropout.p >= 0 && dropout.p < 1 && dropout.first >= 0, "dropout {} from element {}",
                 dropout.p, dropout.first);
+  const float most = may_jitter && dropout.p == 0 ? 1 : 0;
+  TESSERA_CHECK(dropout.jitter == 0 || (dropout.jitter > 0 && dropout.jitter < most),
+                "jitter {} beside dropout {}", dropout.jitter, dropout.p);
   if (dropout) check_flat({dropout.samples}, DType::i64, samples);
 }
 

@@ -153,7 +153,7 @@ inline void check(const ApplyDropout& a) {
   check_floats({a.x});
   check_same_type({a.x, a.out});
   check_same_matrix({a.x, a.out});
-  check_dropout(a.dropout, a.x.extent(0));
+  check_dropout(a.dropout, a.x.extent(0), true);
   check_flat({a.dropout.samples}, DType::i64, a.x.extent(0));
   TESSERA_CHECK(a.columns == 0 || a.columns >= a.x.cols(), "rows of {} columns, of which {}",
                 a.columns, a.x.cols());

@@ -1,6 +1,6 @@
 // Elements in 8, 4 bits or 1 on the wire, one scale a block: ZeRO++'s compressed weights and
-// gradients (Wang et al. 2023, sections 3.1 and 3.3), and momentum as its signs (Tang et al. 2021,
-// "1-bit Adam").
+// gradients (Wang et al. 2023, sections 3.1 and 3.3), momentum as its signs (Tang et al. 2021,
+// "1-bit Adam"), and frozen parameters.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,9 @@
 
 namespace tessera::kernels {
 
-enum class BlockType : std::uint8_t { int8, int4, sign };
+enum class BlockType : std::uint8_t { int8, int4, sign, nf4 };
+/// Those that kernels round to. Of the rest the host makes codes (kernels/common/slots).
+inline constexpr std::array kRoundedTypes = {BlockType::int8, BlockType::int4, BlockType::sign};
 
 }  // namespace tessera::kernels
 
@@ -21,7 +23,7 @@ template <>
 struct tessera::EnumWords<tessera::kernels::BlockType> {
   using enum tessera::kernels::BlockType;
   static constexpr std::array table = {std::pair{int8, "int8"}, std::pair{int4, "int4"},
-                                       std::pair{sign, "sign"}};
+                                       std::pair{sign, "sign"}, std::pair{nf4, "nf4"}};
 };
 
 namespace tessera::kernels {
@@ -39,13 +41,18 @@ namespace tessera::kernels {
 /// sums changes: magnitudes become integers as above with Q = 2^15, and their sum by their number,
 /// times m / Q, is rounded to f32 at each step and to bf16. Nothing is left to chance. In a block
 /// that counts as zero or is not-a-number all codes are 0.
+///
+/// nf4 lies in memory as int4, but its codes stand for quantiles of normal numbers
+/// (common/quantize, 4-bit NormalFloat: Dettmers et al. 2023, "QLoRA", section 3 and appendix E). A
+/// value is one of them times m, the nearest to x (1 / m); m is the scale. In a block that counts
+/// as zero or is not-a-number all codes are that of 0.
 struct BlockFormat {
   BlockType type = BlockType::int8;
   std::int64_t block = 256;  // even; of signs, a multiple of 32, at most 2^15
   auto operator<=>(const BlockFormat&) const = default;
 
-  std::int64_t bits() const {
-    return type == BlockType::int8 ? 8 : type == BlockType::int4 ? 4 : 1;
+  constexpr std::int64_t bits() const {
+    return type == BlockType::int8 ? 8 : type == BlockType::sign ? 1 : 4;
   }
   std::int64_t scale_bytes() const { return type == BlockType::sign ? 2 : 4; }
   std::int64_t scales_at(std::int64_t n) const { return round_up(ceil_div(n * bits(), 8), 16); }
@@ -125,7 +132,13 @@ inline void check_errors(const View& x, const View& error, const View& lost, con
   if (scalars) check_flat({scalars}, DType::f32, kScalars);
 }
 
+inline void check_rounded(const BlockFormat& format) {
+  TESSERA_CHECK(std::ranges::count(kRoundedTypes, format.type) > 0, "kernels do not round to {}",
+                enum_word(format.type));
+}
+
 inline void check(const Quantize& a) {
+  check_rounded(a.format);
   check_floats({a.x});
   TESSERA_CHECK(a.x.rank == 3, "x is (A, B, n), not of {} axes", a.x.rank);
   check_codes(a.code, {a.x.extent(1), a.x.extent(0)}, a.format, a.x.cols());
@@ -134,7 +147,7 @@ inline void check(const Quantize& a) {
 }
 
 /// out (S, n) (+)= the sum over parts of the values of code[part][s], added in f32 in an aligned
-/// binary tree over the parts, rounded once. One part: dequantisation.
+/// binary tree over the parts, rounded once. One part: dequantisation, which alone nf4 has.
 struct SumQuantized {
   static constexpr const char* kName = "sum_quantized";
   View code;  // (parts, S, format.bytes(n)) u8, on 16 bytes
@@ -158,6 +171,7 @@ inline void check_parts(const View& code, const BlockFormat& format, std::int64_
 inline void check(const SumQuantized& a) {
   check_floats({a.out});
   check_parts(a.code, a.format, a.out.cols());
+  TESSERA_CHECK(a.format.type != BlockType::nf4 || a.code.extent(0) == 1, "a sum of nf4");
   TESSERA_CHECK(a.out.rows() == a.code.extent(1), "{} slots for {} rows", a.code.extent(1),
                 a.out.rows());
 }
@@ -184,6 +198,7 @@ struct RequantizeSum {
 };
 
 inline void check(const RequantizeSum& a) {
+  check_rounded(a.format);
   check_parts(a.code, a.format, a.elements);
   check_codes(a.sum, {a.code.extent(1)}, a.format, a.elements);
   check_chance(a.chance, a.format);

@@ -24,15 +24,44 @@ inline SlotLayout slot_layout(const BlockFormat& format, std::int64_t n) {
           .bytes = format.bytes(n)};
 }
 
-/// `f.operator()<kBits>()` for the bits of an element.
+/// `f.operator()<kType>()`.
 template <typename F>
-[[gnu::always_inline]] inline void with_bits(BlockType type, F&& f) {
+[[gnu::always_inline]] inline void with_block_type(BlockType type, F&& f) {
   switch (type) {
-    case BlockType::int8: f.template operator()<8>(); break;
-    case BlockType::int4: f.template operator()<4>(); break;
-    case BlockType::sign: f.template operator()<1>(); break;
+    case BlockType::int8: f.template operator()<BlockType::int8>(); break;
+    case BlockType::int4: f.template operator()<BlockType::int4>(); break;
+    case BlockType::sign: f.template operator()<BlockType::sign>(); break;
+    case BlockType::nf4: f.template operator()<BlockType::nf4>(); break;
   }
 }
+template <BlockType kType>
+inline constexpr int kBitsOf = static_cast<int>(BlockFormat{.type = kType}.bits());
+
+/// `f.operator()<kBits>()` for the bits of an element of one of kRoundedTypes, and which one has so
+/// many.
+template <typename F>
+[[gnu::always_inline]] inline void with_bits(BlockType type, F&& f) {
+  with_block_type(
+      type, [&]<BlockType kType>() __attribute__((always_inline)) {
+        if constexpr (kType != BlockType::nf4) f.template operator()<kBitsOf<kType>>();
+      });
+}
+template <int kBits>
+inline constexpr BlockType kRoundedType = kBits == 8   ? BlockType::int8
+                                          : kBits == 4 ? BlockType::int4
+                                                       : BlockType::sign;
+
+/// What the codes of nf4 stand for, times the block's scale.
+struct NormalFloats {
+  float of[16];
+};
+TESSERA_INLINE constexpr NormalFloats normal_floats() {
+  return {{-1.0F, -0.6961928009986877F, -0.5250730514526367F, -0.39491748809814453F,
+           -0.28444138169288635F, -0.18477343022823334F, -0.09105003625154495F, 0.0F,
+           0.07958029955625534F, 0.16093020141124725F, 0.24611230194568634F, 0.33791524171829224F,
+           0.44070982933044434F, 0.5626170039176941F, 0.7229568362236023F, 1.0F}};
+}
+alignas(64) inline constexpr NormalFloats kNormalFloats = normal_floats();
 
 /// The largest |q|; of signs, of the integers whose mean makes the scale.
 template <int kBits>

@@ -10,25 +10,55 @@
 
 namespace tessera::kernels {
 
-/// f.operator()<kBits>() for formats whose values are integers times a scale.
+/// f.operator()<kType>() for formats that parameters are kept in.
 template <typename F>
-void with_integer_bits(const BlockFormat& format, F&& f) {
-  TESSERA_CHECK(format.type == BlockType::int8 || format.type == BlockType::int4,
-                "codes of {} are not for the host", enum_word(format.type));
-  with_bits(format.type, [&]<int kBits>() {
-    if constexpr (kBits > 1) f.template operator()<kBits>();
+void with_kept_type(const BlockFormat& format, F&& f) {
+  TESSERA_CHECK(format.type != BlockType::sign, "codes of {} are not for the host",
+                enum_word(format.type));
+  with_block_type(format.type, [&]<BlockType kType>() {
+    if constexpr (kType != BlockType::sign) f.template operator()<kType>();
   });
 }
 
-template <int kBits>
+/// The code of nf4 that stands for 0.
+inline constexpr std::uint32_t kNormalZero = 7;
+
+/// The number of means of two neighbours among kNormalFloats that are below x.
+inline std::uint32_t normal_code(float x) {
+  std::uint32_t code = 0;
+  for (std::size_t i = 0; i + 1 < std::size(kNormalFloats.of); ++i)
+    code += x > (kNormalFloats.of[i] + kNormalFloats.of[i + 1]) / 2 ? 1U : 0U;
+  return code;
+}
+
+/// The scale of a block from its largest magnitude().
+template <BlockType kType>
+BlockScale kept_scale(std::int32_t largest) {
+  if constexpr (kType != BlockType::nf4) return block_scale<kBitsOf<kType>>(largest);
+  const auto x = std::bit_cast<float>(largest);
+  if (largest >= 0x7f800000) return {std::numeric_limits<float>::quiet_NaN(), 0.0F};
+  if (x < 0x1p-126F) return {0.0F, 0.0F};
+  return {x, 1.0F / x};
+}
+
+/// In its low bits.
+template <BlockType kType>
+std::uint32_t kept_code(float x, float inverse) {
+  if constexpr (kType == BlockType::nf4) return normal_code(x * inverse);
+  return std::bit_cast<std::uint32_t>(shifted_code(x, inverse));
+}
+
+/// Into codes that are 0.
+template <BlockType kType>
 void encode_block(std::span<const float> values, std::byte* codes, std::byte* scale) {
+  constexpr int kBits = kBitsOf<kType>;
   std::int32_t largest = 0;
   for (const float x : values) largest = std::max(largest, magnitude(x));
-  const BlockScale s = block_scale<kBits>(largest);
+  const BlockScale s = kept_scale<kType>(largest);
   store_scale<kBits>(scale, s.scale);
-  if (s.inverse == 0.0F) return;  // all codes are 0, as they are
+  if (s.inverse == 0.0F && kType != BlockType::nf4) return;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto code = std::bit_cast<std::uint32_t>(shifted_code(values[i], s.inverse));
+    const auto code = s.inverse == 0.0F ? kNormalZero : kept_code<kType>(values[i], s.inverse);
     if constexpr (kBits == 8) {
       codes[i] = static_cast<std::byte>(code & 0xffU);
     } else {
@@ -54,28 +84,35 @@ inline SlotBytes slot_bytes(const BlockFormat& format, std::int64_t n, Range ele
                      last ? format.bytes(n) : scales + blocks.end * each}};
 }
 
-/// Codes and scales of whole blocks, as kernels::Quantize makes them. The bytes are slot_bytes().
+/// Codes and scales of whole blocks, as kernels::Quantize makes those that it can. The bytes are
+/// slot_bytes().
 inline void encode_blocks(const BlockFormat& format, std::span<const float> values,
                           std::span<std::byte> codes, std::span<std::byte> scales) {
   std::ranges::fill(codes, std::byte{0});
   std::ranges::fill(scales, std::byte{0});
   const auto block = static_cast<std::size_t>(format.block);
-  with_integer_bits(format, [&]<int kBits>() {
+  with_kept_type(format, [&]<BlockType kType>() {
+    constexpr int kBits = kBitsOf<kType>;
     std::byte* scale = scales.data();
     for (std::size_t first = 0; first < values.size();
          first += block, scale += sizeof(StoredScale<kBits>)) {
-      encode_block<kBits>(values.subspan(first, std::min(block, values.size() - first)),
+      encode_block<kType>(values.subspan(first, std::min(block, values.size() - first)),
                           codes.data() + first * kBits / 8, scale);
     }
   });
 }
 
-template <int kBits>
+template <BlockType kType>
 void decode_block(const std::byte* codes, float scale, std::size_t first, std::span<float> out) {
+  constexpr int kBits = kBitsOf<kType>;
   for (std::size_t k = 0; k < out.size(); ++k) {
     const std::size_t i = first + k;
     const auto byte = static_cast<std::uint8_t>(codes[i * kBits / 8]);
     const int shift = kBits == 8 ? 0 : static_cast<int>(i % 2 * 4);
+    if constexpr (kType == BlockType::nf4) {
+      out[k] = kNormalFloats.of[byte >> shift & 0xf] * scale;
+      continue;
+    }
     // The code's bits at the top of a byte, and back with its sign.
     const auto top =
         static_cast<std::int8_t>(static_cast<std::uint8_t>(byte >> shift) << (8 - kBits));
@@ -86,11 +123,12 @@ void decode_block(const std::byte* codes, float scale, std::size_t first, std::s
 /// Elements from `first` of these blocks on, as kernels::SumQuantized makes them.
 inline void decode_blocks(const BlockFormat& format, const std::byte* codes,
                           const std::byte* scales, std::int64_t first, std::span<float> out) {
-  with_integer_bits(format, [&]<int kBits>() {
+  with_kept_type(format, [&]<BlockType kType>() {
+    constexpr int kBits = kBitsOf<kType>;
     while (!out.empty()) {
       const std::int64_t block = first / format.block, in_block = first % format.block;
       const auto n = std::min(out.size(), static_cast<std::size_t>(format.block - in_block));
-      decode_block<kBits>(
+      decode_block<kType>(
           codes + block * format.block * kBits / 8,
           load_scale<kBits>(scales + block * static_cast<std::int64_t>(sizeof(StoredScale<kBits>))),
           static_cast<std::size_t>(in_block), out.first(n));

@@ -143,7 +143,7 @@ struct ApplyDropoutRun {
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
     float v[V];
     load(x[r] + c, count, wide, v);
-    dropout.apply(r, c, v);
+    dropout.apply<true>(r, c, v);
     store(out[r] + c, count, wide, v);
   }
 };

@@ -37,8 +37,8 @@ struct DropoutMask {
   const std::int64_t* samples = nullptr;
   std::int64_t tokens = 1, columns = 0;
 
-  /// x[i] becomes 0 or a multiple of itself: columns c .. c + V of a row.
-  template <int V>
+  /// x[i] becomes 0 or a multiple of itself, which may be by jitter: columns c .. c + V of a row.
+  template <bool kJitter = false, int V>
   __device__ __forceinline__ void apply(std::int64_t row, std::int64_t c, float (&x)[V]) const {
     if (samples == nullptr) return;
     const std::int64_t sample = quotient(row, tokens);
@@ -47,7 +47,13 @@ struct DropoutMask {
     random_run(rule.key, static_cast<std::uint64_t>(samples[sample]),
                static_cast<std::uint64_t>(element), bits);
 #pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = x[i] * (bits[i] >= rule.threshold ? rule.factor : 0.0F);
+    for (int i = 0; i < V; ++i) {
+      if constexpr (kJitter) {
+        x[i] = x[i] * factor_of(rule, bits[i]);
+      } else {
+        x[i] = x[i] * (bits[i] >= rule.threshold ? rule.factor : 0.0F);
+      }
+    }
   }
 };
 

@@ -83,21 +83,18 @@ void run(const SumQuantized& a, const Context& context) {
   const SlotLayout layout = slot_layout(a.format, a.out.cols());
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
   with_type(a.out.type, [&]<typename T>() {
-    with_bits(a.format.type, [&]<int kBits>() {
-      constexpr int V = kCodeRun<T, kBits>;
+    with_block_type(a.format.type, [&]<BlockType kType>() {
+      constexpr int V = kCodeRun<T, kBitsOf<kType>>;
       const SumQuantizedSlots<T> slots{.parts = code_parts(a.code, layout, V),
                                        .out = rows_of<T>(a.out),
                                        .add = a.write == Write::add,
                                        .wide = blocks_on_runs(layout, V) && wide<V>({a.out})};
       const auto queue = [&]<int kMost>() {
         launch(on(context, a.kName, ceil_div(blocks, kWarpTeam.per_block()), kWarpTeam.block()),
-               sum_quantized_kernel<T, kBits, kMost>, slots);
+               sum_quantized_kernel<T, kType, kMost>, slots);
       };
-      if (a.code.extent(0) == 1) {
-        queue.template operator()<1>();
-      } else {
-        with_parts(a.code.extent(0), queue);
-      }
+      if (a.code.extent(0) == 1) return queue.template operator()<1>();
+      if constexpr (kType != BlockType::nf4) with_parts(a.code.extent(0), queue);
     });
   });
 }

@@ -19,6 +19,20 @@ inline constexpr Team kWarpTeam{32};
 template <typename T, int kBits>
 inline constexpr int kCodeRun = kBits == 1 ? 8 : kRun<T>;
 
+/// What a code of nf4, the low bits, stands for, of those from kFirst on that its lower bits tell
+/// apart, kHalf of them and as many: chosen, for registers have no indices.
+template <int kHalf = 8, int kFirst = 0>
+__device__ __forceinline__ float normal_float(std::uint32_t code) {
+  if constexpr (kHalf == 0) {
+    constexpr float kNumber = normal_floats().of[kFirst];
+    return kNumber;
+  } else {
+    const float low = normal_float<kHalf / 2, kFirst>(code),
+                high = normal_float<kHalf / 2, kFirst + kHalf>(code);
+    return (code & static_cast<std::uint32_t>(kHalf)) != 0 ? high : low;
+  }
+}
+
 /// V neighbouring codes, in the low bits of their words; the first begins at a whole byte.
 template <int kBits, int V>
 struct CodeRun {
@@ -87,8 +101,11 @@ struct CodeRun {
     for (int i = 0; i < V; ++i) word[0] |= std::bit_cast<std::uint32_t>(x[i]) >> (31 - i) & 1U << i;
   }
   /// What code i stands for.
+  template <BlockType kType = kRoundedType<kBits>>
   __device__ __forceinline__ float value(int i, float scale) const {
-    if constexpr (kBits == 1) {
+    if constexpr (kType == BlockType::nf4) {
+      return normal_float(word[i / kPerWord] >> i % kPerWord * kBits) * scale;
+    } else if constexpr (kBits == 1) {
       return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) ^
                                   (word[0] << (31 - i) & 0x80000000U));
     } else {
@@ -342,9 +359,10 @@ __device__ __forceinline__ BlockParts block_parts(const CodeParts& a, const Bloc
 /// `count` elements from column c on, added up over n <= kMost parts from `first` on, all on their
 /// way at once. A part that is missing has -1 times 0 for every element: -0 changes no sum. What
 /// signs say beyond `count` is not 0.
-template <int kBits, int V, int kMost>
+template <BlockType kType, int V, int kMost>
 __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_t c, int count,
                                                 std::int64_t first, std::int64_t n) {
+  constexpr int kBits = kBitsOf<kType>;
   CodeRun<kBits, V> run[kMost];
   float scale[kMost];
   const std::byte* codes = a.codes + first * a.stride + c * kBits / 8;
@@ -366,7 +384,8 @@ __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_
   Floats<V> sum;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    sum.v[i] = small_tree_sum<kMost>(kMost, [&](int p) { return run[p].value(i, scale[p]); });
+    sum.v[i] = small_tree_sum<kMost>(
+        kMost, [&](int p) { return run[p].template value<kType>(i, scale[p]); });
   }
   return sum;
 }
@@ -382,14 +401,14 @@ template <int kMost, int kThreads>
 inline constexpr int kSumBlocks = (kMost > 0 ? 640 : 256) / kThreads;
 
 /// The same over all parts: kMost at most, or any number for 0.
-template <int kBits, int V, int kMost>
+template <BlockType kType, int V, int kMost>
 __device__ __forceinline__ Floats<V> sum_of_parts(const BlockParts& a, std::int64_t c, int count) {
   if constexpr (kMost > 0) {
-    return sum_of_few<kBits, V, kMost>(a, c, count, 0, a.parts);
+    return sum_of_few<kType, V, kMost>(a, c, count, 0, a.parts);
   } else {
     return tree_sum<kGroupLevels>(ceil_div(a.parts, kPartGroup), [&](std::int64_t g) {
       const std::int64_t first = g * kPartGroup;
-      return sum_of_few<kBits, V, kPartGroup>(a, c, count, first, a.parts - first);
+      return sum_of_few<kType, V, kPartGroup>(a, c, count, first, a.parts - first);
     });
   }
 }
@@ -401,9 +420,10 @@ struct SumQuantizedSlots {
   bool add, wide;
 };
 
-template <typename T, int kBits, int kMost>
+template <typename T, BlockType kType, int kMost>
 __global__ void __launch_bounds__(kWarpTeam.block(), (kSumBlocks<kMost, kWarpTeam.block()>))
     sum_quantized_kernel(SumQuantizedSlots<T> a) {
+  constexpr int kBits = kBitsOf<kType>;
   constexpr int V = kCodeRun<T, kBits>;
   constexpr Team team = kWarpTeam;
   const SlotLayout& layout = a.parts.layout;
@@ -413,7 +433,7 @@ __global__ void __launch_bounds__(kWarpTeam.block(), (kSumBlocks<kMost, kWarpTea
   const BlockParts parts = block_parts<kBits>(a.parts, at);
   T* out = a.out[at.slot] + at.first;
   team.each_run<V, 0>(at.count, [&](int, std::int64_t c, int count) {
-    Floats<V> sum = sum_of_parts<kBits, V, kMost>(parts, c, count);
+    Floats<V> sum = sum_of_parts<kType, V, kMost>(parts, c, count);
     if (a.add) {
       Floats<V> before;
       load(out + c, count, a.wide, before.v);
@@ -450,7 +470,7 @@ __global__ void __launch_bounds__(kBlockThreads, (kSumBlocks<kMost, kBlockThread
                              .slot = a.sum + at.slot * layout.bytes,
                              .wide = parts.wide};
   block.template make<kBits, V, kRuns>([&](std::int64_t c, int count, float(&x)[V]) {
-    const Floats<V> sum = sum_of_parts<kBits, V, kMost>(parts, c, count);
+    const Floats<V> sum = sum_of_parts<kRoundedType<kBits>, V, kMost>(parts, c, count);
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] = kBits == 1 && i >= count ? 0.0F : sum.v[i];
   });

@@ -88,7 +88,7 @@ class Bench {
       for (std::int64_t times : {1, 4}) attentions(m, times * m.tokens);
     }
     others();
-    for (const auto& [type, word] : EnumWords<BlockType>::table) sum_in_blocks({.type = type});
+    for (const BlockType type : kRoundedTypes) sum_in_blocks({.type = type});
   }
 
   void layers() {
@@ -523,8 +523,19 @@ class Bench {
     row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
-    for (const auto& [type, word] : EnumWords<BlockType>::table)
+    for (const BlockType type : kRoundedTypes)
       quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
+    kept({.type = BlockType::nf4, .block = 64}, narrow);
+  }
+
+  /// Parameters that are kept as codes which the host has made.
+  void kept(const BlockFormat& format, const View& x) {
+    BenchMemory memory(tier_);
+    const std::int64_t n = x.elements();
+    row(SumQuantized{.code = memory.zeros(DType::u8, {1, 1, format.bytes(n)}),
+                     .out = x.reshaped({1, n}),
+                     .format = format},
+        fmt::format("{}, {}", text(x), enum_word(format.type)));
   }
 
   /// Four parts: quantised, each dequantised, all added up.

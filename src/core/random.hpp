@@ -16,7 +16,8 @@ enum class RandomPurpose : std::uint32_t {
   data_order = 3,
   sampling = 4,
   rounding = 5,
-  masking = 6
+  masking = 6,
+  jitter = 7
 };
 
 struct RandomKey {

@@ -355,6 +355,8 @@ class DataChecker : DeckChecker {
                            model.dropout_residual + model.adapter.dropout;
     refuse_with_kind("model.dropout", dropout > 0,
                      "answers are drawn without, as by another model (leave dropout out)");
+    refuse_with_kind("moe.jitter", model.moe.jitter > 0,
+                     "answers are drawn without, as by another model (leave it out)");
     refuse_with_kind("precision.matmul", deck_.precision.matmul == Matmul::fp8,
                      "answers are drawn by products of precision.compute (use \"same\")");
     refuse_with_kind("guard.spike", deck_.guard.spike != Spike::off,

@@ -93,6 +93,7 @@ struct MoeSection {
   std::int64_t group_top = 1;
   GroupScore group_score = GroupScore::largest;
   double capacity = 0;
+  double jitter = 0;
   ExpertSplit split = ExpertSplit::width;
   double aux_loss = 0.01;
   double z_loss = 0;

@@ -163,6 +163,8 @@ constexpr ForeignName kForeignKeys[] = {
     {"moe_router_group_topk", "moe.group_top"},
     {"moe_expert_capacity_factor", "moe.capacity"},
     {"capacity_factor", "moe.capacity"},
+    {"router_jitter_noise", "moe.jitter"},
+    {"moe_input_jitter_eps", "moe.jitter"},
     {"router_aux_loss_coef", "moe.aux_loss"},
     {"moe_aux_loss_coeff", "moe.aux_loss"},
     {"moe_z_loss_coeff", "moe.z_loss"},

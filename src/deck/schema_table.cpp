@@ -437,6 +437,12 @@ constexpr SchemaRow kRows[] = {
         "spread: of what is more, the later tokens do without it (1.25 in Fedus et al. 2021); "
         "metrics say how many. 0: all, and evaluation takes all",
         {.limits = as_f32(at_least(0)), .on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::jitter>(
+        "moe.jitter",
+        "e: in training each element of what the router reads, but not of what experts read, is "
+        "multiplied with a random number between 1 - e and 1 + e: 1e-2 is common (Fedus et al. "
+        "2021)",
+        {.limits = as_f32(fraction()), .on_resume = event}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::split>(
         "moe.split",
         "what tensor ranks have of experts: a part of the width of each, or some of them whole, "
@@ -503,7 +509,8 @@ constexpr SchemaRow kRows[] = {
         "frozen.type",
         "what the matrices of frozen blocks are kept, gathered and offloaded as, but those of "
         "routers and what all tensor ranks have whole: int8 or int4, integers with an f32 scale "
-        "for so many; none: the compute type",
+        "for so many; nf4, of 4 bits too, which stand for quantiles of normal numbers (Dettmers et "
+        "al. 2023, QLoRA, whose blocks are of 64); none: the compute type",
         {.on_resume = refused}),
     row<&Deck::model, &ModelSection::frozen, &FrozenSection::block>(
         "frozen.block", "elements that have a scale in common, an even number",

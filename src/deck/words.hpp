@@ -45,9 +45,9 @@ enum class WholeAttention { projections, heads };
 /// Matrices of low rank beside frozen ones, whose sum is multiplied with alpha / rank (Hu et al.
 /// 2021, LoRA) or with alpha / sqrt(rank) (Kalajdzievski 2023, rsLoRA).
 enum class AdapterKind { none, lora, rslora };
-/// What frozen matrices of layers are kept as (Dettmers et al. 2023, QLoRA): elements, or integers
+/// What frozen matrices of layers are kept as (Dettmers et al. 2023, QLoRA): elements, or codes
 /// with a scale a block.
-enum class FrozenType { none, int8, int4 };
+enum class FrozenType { none, int8, int4, nf4 };
 enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
@@ -238,7 +238,7 @@ template <>
 struct EnumWords<deck::FrozenType> {
   using enum deck::FrozenType;
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{int8, "int8"},
-                                       std::pair{int4, "int4"}};
+                                       std::pair{int4, "int4"}, std::pair{nf4, "nf4"}};
 };
 template <>
 struct EnumWords<deck::LrScaling> {

@@ -37,6 +37,7 @@ struct ExpertsConfig {
   std::int64_t first = 0;          // but none of the first so many
   /// Tokens that an expert takes in training, over those of an even spread; 0: all.
   double capacity = 0;
+  float jitter = 0;   // of what the router reads in training (kernels::Dropout)
   bool bias = false;  // experts are chosen by scores with a bias of each, not weighed by it
   kernels::Routing routing;
 

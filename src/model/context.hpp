@@ -203,6 +203,16 @@ class UnitContext {
             .samples = micro_batch_.samples};
   }
 
+  /// What a layer's router multiplies its input with, at all positions of C columns; none in
+  /// evaluation.
+  kernels::Dropout router_jitter(const ModelConfig& c) const {
+    if (!training || c.experts.jitter == 0) return {};
+    return {.jitter = c.experts.jitter,
+            .seed = seed,
+            .site = layer * kDropoutSites,
+            .samples = micro_batch_.samples};
+  }
+
   static constexpr std::uint64_t kDropoutSites = 3;
   Reach reach = Reach::global;  // of the layer
   Activations activations = Activations::separate;

@@ -86,13 +86,18 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
     return u.tensor(Keep::expensive, DType::f32, {height, width});
   };
   RoutedTokens r{.h = h,
+                 .jittered = h,
                  .logits = floats(n, e.count),
                  .stats = floats(n, kRouteStats),
                  .experts = u.tensor(Keep::expensive, DType::i32, {n, k}),
                  .weights = floats(n, k),
                  .counts = {},
                  .capacity = capacity_of(u, e, n)};
-  u.run(Linear{.x = h, .weight = router_w, .y = r.logits});
+  if (const Dropout jitter = u.router_jitter(c)) {
+    r.jittered = u.activation(Keep::cheap, c.hidden);
+    u.run(ApplyDropout{.x = h, .out = r.jittered, .dropout = jitter});
+  }
+  u.run(Linear{.x = r.jittered, .weight = router_w, .y = r.logits});
   u.run(Route{.logits = r.logits,
               .bias = router_b,
               .experts = r.experts,
@@ -254,7 +259,14 @@ void ExpertsBackward::logits() {
 }
 
 void ExpertsBackward::router_input(const View& router_w, const View& d_x) const {
-  u_.run(LinearBackwardInput{.d_y = d_logits_, .weight = router_w, .d_x = d_x});
+  LinearBackwardInput product{.d_y = d_logits_, .weight = router_w, .d_x = d_x};
+  const Dropout jitter = u_.router_jitter(c_);
+  if (jitter) {
+    const MicroBatch& m = u_.micro_batch();
+    product.d_x = u_.tensor(Keep::transient, d_x.type, {m.batch, m.sequence, c_.hidden});
+  }
+  u_.run(product);
+  if (jitter) u_.run(ApplyDropout{.x = product.d_x, .out = d_x, .dropout = jitter});
 }
 
 void ExpertsBackward::weights(std::size_t i, const ExpertsChunk& gradients, Write write) const {
@@ -278,8 +290,8 @@ void ExpertsBackward::weights(std::size_t i, const ExpertsChunk& gradients, Writ
 }
 
 void ExpertsBackward::router_weights(const View& gradient, Write write) const {
-  u_.run(
-      LinearBackwardWeight{.d_y = d_logits_, .x = routed_.h, .d_weight = gradient, .write = write});
+  u_.run(LinearBackwardWeight{
+      .d_y = d_logits_, .x = routed_.jittered, .d_weight = gradient, .write = write});
 }
 
 }  // namespace tessera::model

@@ -18,7 +18,8 @@ struct ExpertsChunk {
 
 /// What a layer's router has chosen: for N tokens K experts each.
 struct RoutedTokens {
-  View h;                                // (B, T, C) what the router and the experts read
+  View h;                                // (B, T, C) what experts read
+  View jittered;                         // what the router reads, which may be h
   View logits, stats, experts, weights;  // of kernels::Route
   View counts;                           // of kernels::ExpertLoad, where balance is weighed
   std::int64_t capacity = 0;             // of each expert, in tokens; 0: no limit

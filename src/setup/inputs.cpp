@@ -36,6 +36,8 @@ std::optional<kernels::BlockFormat> frozen_codes(const deck::FrozenSection& froz
       return kernels::BlockFormat{.type = kernels::BlockType::int8, .block = frozen.block};
     case deck::FrozenType::int4:
       return kernels::BlockFormat{.type = kernels::BlockType::int4, .block = frozen.block};
+    case deck::FrozenType::nf4:
+      return kernels::BlockFormat{.type = kernels::BlockType::nf4, .block = frozen.block};
   }
   throw InternalError("codes without a type");
 }
@@ -88,6 +90,7 @@ model::ExpertsConfig experts_config(const deck::MoeSection& m) {
           .every = m.every,
           .first = m.first_dense,
           .capacity = m.capacity,
+          .jitter = static_cast<float>(m.jitter),
           .bias = m.bias,
           .routing = {.choices = m.top_k,
                       .scores = m.scores,

@@ -10,6 +10,7 @@ MODELS = {
                {"experts": 4, "top_k": 1, "every": 2, "aux_loss": 0.5}),
     "mixtral": (COMMON, {"experts": 4, "top_k": 2, "aux_loss": 0.2, "z_loss": 0.05}),
     "dropping": (COMMON, {"experts": 4, "top_k": 2, "capacity": 1.1, "z_loss": 0.05}),
+    "jittered": (COMMON, {"experts": 4, "top_k": 2, "aux_loss": 0.2, "z_loss": 0.05, "jitter": 0.25}),
     "qwen": ({**COMMON, "qk_norm": "head"},
              {"experts": 8, "top_k": 3, "ffn_hidden": 24, "normalize": False, "groups": 4,
               "group_top": 2, "aux_loss": 0, "z_loss": 0.1}),

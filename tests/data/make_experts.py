@@ -9,12 +9,14 @@ import math
 import sys
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 import expert_models as models
 import torch_runs
-from small_decks import MICRO
+from philox import JITTER, random_bits
+from small_decks import BATCH, MICRO, SEED
 from torch_runs import rotated
 
 MARGIN = 1e-5  # between the scores of what is chosen and what is not, that no rounding moves
@@ -55,10 +57,21 @@ class Model:
             -1, value.topk(top, -1).indices, True)
         return open_groups.repeat_interleave(of_groups.shape[-1], -1)
 
-    def experts(self, x, at):
+    def jittered(self, x, layer):
+        """What a layer's router reads of x (B, T, C), whose samples are the step's. Layer 0 is the
+        embedding."""
+        if "jitter" not in self.moe:
+            return x
+        e, (batch, *shape) = np.float32(self.moe["jitter"]), x.shape
+        bits = np.stack([random_bits(SEED, JITTER, 3 * layer, self.step * BATCH + i,
+                                     np.arange(math.prod(shape))) for i in range(batch)])
+        factors = 1 - e + 2 * e * ((bits >> 8).astype(np.float32) * np.float32(2.0 ** -24))
+        return x * torch.from_numpy(factors).reshape(x.shape).to(x.dtype)
+
+    def experts(self, x, at, layer):
         """x: (B, T, C). Adds this layer's terms to those of the pass, of each sequence's tokens."""
         k, experts = self.moe["top_k"], self.moe["experts"]
-        logits = x @ self.w[f"{at}.router.weight"].T
+        logits = self.jittered(x, layer) @ self.w[f"{at}.router.weight"].T
         sigmoid = self.moe.get("scores") == "sigmoid"
         scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
         keys = scores + self.bias[at] if at in self.bias else scores
@@ -136,16 +149,17 @@ class Model:
         out = scores.softmax(-1) @ of(latent, "v")
         return linear(out.transpose(1, 2).reshape(b, t, -1), "out")
 
-    def losses(self, inputs, targets):
+    def losses(self, step, inputs, targets):
         """The mean loss, and what is minimised beside it."""
-        self.terms, self.choices, self.dropped, self.margin = 0.0, [], [], torch.inf
+        self.step, self.terms, self.choices, self.dropped, self.margin = step, 0.0, [], [], torch.inf
         x = self.w["vocabulary.weight"][inputs]
         for i in range(self.m["layers"]):
             attention = self.latent_attention if "kv_latent" in self.m else self.attention
             x = x + attention(rms(x, self.w[f"block.{i}.norm1.weight"]), f"block.{i}.attention")
             h = rms(x, self.w[f"block.{i}.norm2.weight"])
             dense = (i + 1) % self.moe.get("every", 1) != 0 or i < self.moe.get("first_dense", 0)
-            x = x + (self.feed_forward if dense else self.experts)(h, f"block.{i}.mlp")
+            at = f"block.{i}.mlp"
+            x = x + (self.feed_forward(h, at) if dense else self.experts(h, at, i + 1))
         x = rms(x, self.w["final_norm.weight"])
         matrix = self.w["vocabulary.weight" if self.m.get("tied_embeddings") else "head.weight"]
         return F.cross_entropy((x @ matrix.T).flatten(0, 1), targets.flatten()), self.terms
@@ -156,7 +170,7 @@ def train(initial, tokens, name, dtype):
     model = Model(name, weights)
 
     def backward(step, inputs, targets):
-        loss, terms = model.losses(inputs, targets)
+        loss, terms = model.losses(step, inputs, targets)
         (loss + terms).backward()
         if model.margin < MARGIN:
             sys.exit(f"{name}, step {step}: a choice by a margin of {model.margin:.1e}: another seed")

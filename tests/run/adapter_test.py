@@ -79,7 +79,7 @@ class Bits(AdapterTest):
 
 
 class Codes(AdapterTest):
-    """A frozen model whose matrices are kept as integers with a scale a block."""
+    """A frozen model whose matrices are kept as codes with a scale a block."""
 
     def test_they_train_as_the_numbers_that_they_stand_for(self):
         """To the bit: a model that is exported as what its codes are worth is the same beside the same
@@ -87,7 +87,7 @@ class Codes(AdapterTest):
         of the model itself."""
         distance = {}
         exact = self.train(1, self.deck_of("exact", "gpt2", adapter__targets=["*"]))
-        for type in ("int8", "int4"):
+        for type in ("int8", "int4", "nf4"):
             with self.subTest(type=type):
                 codes = {"frozen__type": type, "frozen__block": 32, "adapter__targets": ["*"]}
                 # Nothing is added by B, which is 0 in the beginning and stays so.
@@ -105,7 +105,7 @@ class Codes(AdapterTest):
         self.assertLess(distance["int8"], distance["int4"] / 4)
 
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for model, compute, type in (("llama", "bf16", "int4"), ("gpt2", "f32", "int8")):
+        for model, compute, type in (("llama", "bf16", "nf4"), ("gpt2", "f32", "int8")):
             fixed = {**ANY_LAYOUT, "precision__compute": compute, "adapter__targets": ["*"],
                      "frozen__type": type, "frozen__block": 16}
             self.same_bits(model, (

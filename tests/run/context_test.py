@@ -150,7 +150,8 @@ class WithOthers(LayoutTest):
         """Curricula, experts that ranks divide, adapters with masks, token budgets, 16-bit sums."""
         for changes, layouts in (
                 ({**LLAMA, "batch__curriculum": {"start": 8, "steps": 6, "round": 8}, "run__steps": 8}, ({},)),
-                ({**LLAMA, "moe__experts": 4, "moe__ffn_hidden": 16, "moe__aux_loss": 0.0},
+                ({**LLAMA, "moe__experts": 4, "moe__ffn_hidden": 16, "moe__aux_loss": 0.0,
+                  "moe__jitter": 0.1},
                  ({}, {"parallel__experts": 2})),
                 ({**LLAMA, "adapter__kind": "lora", "adapter__rank": 2, "adapter__dropout": 0.1,
                   "adapter__targets": ["*"]}, ({},)),

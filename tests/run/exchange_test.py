@@ -3,11 +3,15 @@ of nodes and of ranks on them (Wang et al. 2023, sections 3.1 and 3.3), with err
 rounding at random."""
 
 import os
+import sys
 import unittest
 
 import numpy as np
 
-from tessera import RunTest
+from tessera import SOURCE, RunTest
+
+sys.path.insert(0, str(SOURCE / "tests" / "data"))
+from philox import ROUNDING, random_bits  # noqa: E402
 
 PROGRAM = os.environ["TESSERA_EXCHANGE"]
 F32 = np.float32
@@ -25,32 +29,11 @@ def to_bf16(x):
     return bits.astype(np.uint32).view(F32)
 
 
-def philox(counter, key):
-    """Philox4x32-10 (Salmon et al. 2011) of arrays of counters."""
-    c = [np.asarray(x, np.uint64) for x in counter]
-    k = [np.uint64(x) for x in key]
-    low = np.uint64(0xffffffff)
-    for _ in range(10):
-        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ k[0], p1 & low,
-             (p0 >> np.uint64(32)) ^ c[3] ^ k[1], p0 & low]
-        k = [(k[0] + np.uint64(0x9E3779B9)) & low, (k[1] + np.uint64(0xBB67AE85)) & low]
-    return c
-
-
 def offsets(seed, site, sample, elements):
     """What chance adds to these elements, in (-1/2, 1/2)."""
     if seed == 0:
         return np.zeros(len(elements), F32)
-    one = np.zeros(1, np.uint64)
-    key = [int(w[0]) for w in philox([one + site, one, one + 5, one + 0x7e55e4a],
-                                     [seed & 0xffffffff, seed >> 32])][:2]
-    index = np.asarray(elements, np.uint64)
-    block = index // np.uint64(4)
-    words = philox([block & np.uint64(0xffffffff), block >> np.uint64(32),
-                    np.full_like(index, sample & 0xffffffff), np.full_like(index, sample >> 32)],
-                   key)
-    bits = np.choose((index % np.uint64(4)).astype(int), words).astype(np.uint32)
+    bits = random_bits(seed, ROUNDING, site, sample, elements).astype(np.uint32)
     return ((bits.view(np.int32) >> 8).astype(F32) + F32(0.5)) * F32(2.0 ** -24)
 
 

@@ -47,6 +47,10 @@ class Oracle(ExpertsTest):
     def test_softmax_over_two_experts(self):
         self.compare("mixtral", LAYOUTS)
 
+    def test_routers_that_read_with_jitter(self):
+        """By the numbers of each sample and layer, in forward and backward, made again or kept."""
+        self.compare("jittered", (*LAYOUTS, *DIVIDED[:2]))
+
     def test_experts_that_have_no_room(self):
         self.compare("dropping", [layout for layout in LAYOUTS if "batch__micro" not in layout[1]])
 
@@ -84,7 +88,7 @@ class Oracle(ExpertsTest):
 
 class Bits(ExpertsTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for model, split in (("mixtral", "experts"), ("deepseek", "width"), ("balanced", "width"),
+        for model, split in (("jittered", "experts"), ("deepseek", "width"), ("balanced", "width"),
                              ("latent", "width")):
             fixed = {**ANY_LAYOUT, "moe__split": split}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
@@ -202,6 +206,12 @@ class Refused(ExpertsTest):
         self.assertEqual(job.code, 2, job.output)
         for text in texts:
             self.assertIn(text, " ".join(job.output.split()))
+
+    def test_jitter(self):
+        self.expect("mixtral", "moe.jitter = 1.0 must be", ">= 0 and < 1", moe__jitter=1.0)
+        self.expect("mixtral", "moe.jitter has no effect without moe.experts", moe__experts=0,
+                    moe__jitter=0.1)
+        self.expect("mixtral", "moe.router_jitter_noise", "moe.jitter", moe__router_jitter_noise=0.1)
 
     def test_decks(self):
         self.expect("mixtral", "moe.top_k = 5 is more than moe.experts = 4 (at most 4)", moe__top_k=5)

@@ -1,5 +1,6 @@
 """Faults that a run injects into itself (the deck's [fault] section): each is found and reported,
-and what follows has the bits of a run without it (traps 40, 45, 48, 59)."""
+and what follows has the bits of a run without it (traps 40, 48, 59). What is told from the time of
+ranks is in guard_test."""
 
 import unittest
 

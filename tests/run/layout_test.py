@@ -136,7 +136,7 @@ class SameBits(LayoutTest):
             mesh(tensor=4), mesh(data=2, tensor=2, zero__stage=1, offload__optimizer="host")])
         self.assert_same({**LATENT, **ANY_LAYOUT, "adapter__kind": "lora", "adapter__rank": 2,
                           "adapter__targets": ["*"], "moe__experts": 4, "moe__ffn_hidden": 16,
-                          "moe__shared_ffn_hidden": 12}, [
+                          "moe__shared_ffn_hidden": 12, "moe__jitter": 0.1}, [
             mesh(tensor=4), mesh(data=2, tensor=2, zero__stage=3)])
 
     def test_fp8(self):

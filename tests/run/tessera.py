@@ -26,6 +26,8 @@ MPICH = "mpich" in MPIEXEC[0]
 TIMES_SLOWER = int(os.environ.get("TESSERA_TIMES_SLOWER", 1))  # of programs with sanitizers
 TIMEOUT = 120 * TIMES_SLOWER  # seconds; a job that takes longer hangs
 ONE_LAYOUT_OF = int(os.environ.get("TESSERA_ONE_LAYOUT_OF", 1))  # as some_of says
+# Of tests of benchmarks whose rows are all kernels, or plans of large layouts.
+of_rates = unittest.skipIf(TIMES_SLOWER > 1, "rates of what sanitizers watch say nothing, and take long")
 
 sys.path.insert(0, str(SOURCE / "tools"))
 import metrics  # noqa: E402

@@ -13,7 +13,7 @@ import xml.etree.ElementTree
 
 import h5py
 
-from tessera import SOURCE, RunTest, kill_tree, metrics, tiny_deck, write_tokens
+from tessera import SOURCE, RunTest, kill_tree, metrics, of_rates, some_of, tiny_deck, write_tokens
 
 STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "sequence", "step_ms",
              "targets", "corpora", "experts", "preferences", "rollout", "tokens_per_s", "mfu",
@@ -365,6 +365,7 @@ class Verbs(RunTest):
                 self.assertLessEqual(rows, set(shares))
                 self.assertTrue(all(share > 0 for share in shares.values()), shares)
 
+    @of_rates
     def test_the_benchmark_of_plans(self):
         """Reads the decks of a checkout; that they are small here changes no row."""
         job = self.run_job(0, "bench", "plan")
@@ -394,6 +395,7 @@ class Verbs(RunTest):
         job = self.run_job(1, "bench", "gemm", "--backend", "gpu")
         self.assertEqual(job.code, 2, job.output)
 
+    @of_rates
     def test_a_machine_file_has_the_rates_of_everything(self):
         place = self.dir / "bench"
         place.mkdir()
@@ -485,9 +487,9 @@ class Verbs(RunTest):
         best = float(re.search(r"^ 1 +([0-9.]+) ms", found.output, re.M)[1])
         sets = re.search(r"^the first: (.*)$", found.output, re.M)[1].split()
         self.assertEqual(step_ms(simulate(*sets)), best)
-        tried = 0
-        for tensor, pipeline, micro, schedule in itertools.product(
-                (1, 2), (1, 2), (1, 2, 4, 8, 16, 32, 64), ("1f1b", "zero_bubble")):
+        tried, layouts = 0, some_of([*itertools.product(
+            (1, 2), (1, 2), (1, 2, 4, 8, 16, 32, 64), ("1f1b", "zero_bubble"))])
+        for tensor, pipeline, micro, schedule in layouts:
             words = (f"parallel.tensor={tensor}", f"parallel.pipeline={pipeline}",
                      f"batch.micro={micro}", f"parallel.schedule={schedule}", "zero.stage=1")
             job = simulate(*(x for word in words for x in ("--set", word)))
@@ -495,7 +497,7 @@ class Verbs(RunTest):
                 continue
             tried += 1
             self.assertGreaterEqual(step_ms(job), best, words)
-        self.assertGreater(tried, 25)
+        self.assertGreater(tried, len(layouts) // 3)
         self.assertEqual(simulate("--search").output, found.output)
         job = simulate("--search", "--set", "memory.device=1000")
         self.assertEqual(job.code, 2, job.output)

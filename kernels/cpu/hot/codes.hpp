@@ -73,10 +73,35 @@ TESSERA_INLINE std::uint64_t to_halves(const Vec& shifted) {
 }
 
 /// What each half may stand for.
-alignas(64) inline constexpr float kHalfNumbers[kLanes] = {0,  1,  2,  3,  4,  5,  6,  7,
-                                                           -8, -7, -6, -5, -4, -3, -2, -1};
+alignas(64) inline constexpr float kHalfIntegers[kLanes] = {0,  1,  2,  3,  4,  5,  6,  7,
+                                                            -8, -7, -6, -5, -4, -3, -2, -1};
+alignas(64) inline constexpr NormalFloats kHalfNormals = normal_floats();
+template <BlockType kType>
+inline constexpr const float* kHalfNumbers =
+    kType == BlockType::nf4 ? kHalfNormals.of : kHalfIntegers;
+
+/// The numbers in a table of sixteen that these sixteen halves, one a byte, are the places of.
+TESSERA_INLINE Vec looked_up(const Bytes& halves, const float* table) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  Vec v;
+  const __m256 first = _mm256_loadu_ps(table), second = _mm256_loadu_ps(table + 8);
+  const auto low = (__m128i)halves;
+  for (int i = 0; i < kParts; ++i) {
+    const __m256i index = _mm256_cvtepu8_epi32(i == 0 ? low : _mm_srli_si128(low, 8));
+    v.part[i] = _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, index),
+                                 _mm256_permutevar8x32_ps(second, index),
+                                 _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+  }
+  return v;
+#else
+  float numbers[kLanes];
+  for (int i = 0; i < kLanes; ++i) numbers[i] = table[halves[i]];
+  return load(numbers, kLanes);
+#endif
+}
 
 /// The values of sixteen halves, of one scale.
+template <BlockType kType>
 TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
 #if defined(__AVX512F__)
   alignas(64) static constexpr std::int32_t kShifts[kLanes] = {0, 4, 0, 4, 0, 4, 0, 4,
@@ -86,7 +111,7 @@ TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
   const __m512i twice =
       _mm512_maskz_shuffle_epi32(kAllLanes, each, static_cast<_MM_PERM_ENUM>(0xa0));
   const __m512i index = _mm512_maskz_srlv_epi32(kAllLanes, twice, _mm512_load_si512(kShifts));
-  const Vec values = load(kHalfNumbers, kLanes) * scale;
+  const Vec values = load(kHalfNumbers<kType>, kLanes) * scale;
   Vec v;
   v.part[0] = _mm512_maskz_permutexvar_ps(kAllLanes, index, values.part[0]);  // by 4 bits
   return v;
@@ -98,7 +123,9 @@ TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
   BytePairs both;
   for (int i = 0; i < kLanes / 2; ++i) both[i] = halves >> 8 * i & 0xffU;
 #endif
-  return numbers_of(((Bytes)((both | both << 4) & 0x0f0fU) ^ 8) - 8) * scale;
+  const auto each = (Bytes)((both | both << 4) & 0x0f0fU);
+  if constexpr (kType == BlockType::nf4) return looked_up(each, kHalfNormals.of) * scale;
+  return numbers_of((each ^ 8) - 8) * scale;
 #endif
 }
 
@@ -207,8 +234,9 @@ TESSERA_INLINE void store_codes(std::byte* p, const Vec& shifted, std::int64_t c
 }
 
 /// The values of `count` codes; lanes beyond are of no meaning.
-template <int kBits>
+template <BlockType kType>
 TESSERA_INLINE Vec load_values(const std::byte* p, const Vec& scale, std::int64_t count) {
+  constexpr int kBits = kBitsOf<kType>;
   if constexpr (kBits == 8) {
     Bytes bytes{};
     std::memcpy(&bytes, p, static_cast<std::size_t>(count));
@@ -216,7 +244,7 @@ TESSERA_INLINE Vec load_values(const std::byte* p, const Vec& scale, std::int64_
   } else if constexpr (kBits == 4) {
     std::uint64_t halves = 0;
     std::memcpy(&halves, p, static_cast<std::size_t>(code_bytes<4>(count)));
-    return values_of_halves(halves, scale);
+    return values_of_halves<kType>(halves, scale);
   } else {
     std::uint16_t bits = 0;
     std::memcpy(&bits, p, static_cast<std::size_t>(code_bytes<1>(count)));

@@ -73,12 +73,19 @@ TESSERA_INLINE void for_random_bits(RandomKey key, std::uint64_t stream, std::in
   }
 }
 
-/// factors[i] = 0 or the rule's factor for elements first .. first + n of the view of a sample.
+/// factors[i] = the rule's factor for elements first .. first + n of the view of a sample.
 inline void dropout_factors(const DropoutRule& rule, std::uint64_t sample, std::int64_t first,
                             std::int64_t n, float* factors) {
-  for_random_bits(rule.key, sample, rule.first + first, n, [&](std::int64_t i, std::uint32_t bits) {
-    factors[i] = bits >= rule.threshold ? rule.factor : 0.0F;
-  });
+  const auto for_bits = [&](auto&& f) __attribute__((always_inline)) {
+    for_random_bits(rule.key, sample, rule.first + first, n, f);
+  };
+  if (rule.spread > 0) {
+    for_bits([&](std::int64_t i, std::uint32_t bits) { factors[i] = factor_of(rule, bits); });
+  } else {
+    for_bits([&](std::int64_t i, std::uint32_t bits) {
+      factors[i] = bits >= rule.threshold ? rule.factor : 0.0F;
+    });
+  }
 }
 
 /// Row r of a (B, T, C) tensor under dropout, in pieces whose factors fit the stack:

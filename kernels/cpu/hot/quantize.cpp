@@ -170,10 +170,11 @@ TESSERA_INLINE void with_parts(std::int64_t parts, F&& f) {
 
 /// Elements i .. i + count, added up over the parts. What is called several times is inlined by
 /// force: numbers stay in registers.
-template <int kBits, int kMost>
+template <BlockType kType, int kMost>
 TESSERA_INLINE Vec sum_of_parts(const BlockParts& a, std::int64_t i, std::int64_t count) {
+  constexpr int kBits = kBitsOf<kType>;
   const auto term = [&](std::int64_t p) __attribute__((always_inline)) {
-    return load_values<kBits>(a.codes + p * a.stride + i * kBits / 8,
+    return load_values<kType>(a.codes + p * a.stride + i * kBits / 8,
                               Vec(load_scale<kBits>(a.scale + p * a.stride)), count);
   };
   if constexpr (kMost > 0) {
@@ -190,11 +191,11 @@ TESSERA_INLINE Vec sum_of_parts(const BlockParts& a, std::int64_t i, std::int64_
   }
 }
 
-template <int kBits, int kMost, typename T>
+template <BlockType kType, int kMost, typename T>
 TESSERA_INLINE void sum_block(const BlockParts& a, std::int64_t n, T* out, Write write) {
   for_vectors(
       n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        const Vec sum = sum_of_parts<kBits, kMost>(a, i, count);
+        const Vec sum = sum_of_parts<kType, kMost>(a, i, count);
         store(out + i, write == Write::add ? load(out + i, count) + sum : sum, count);
       });
 }
@@ -260,14 +261,19 @@ void quantize(const Quantize& a, const SlotLayout& layout, Range blocks, float* 
 
 void sum_quantized(const SumQuantized& a, const SlotLayout& layout, Range blocks) {
   with_type(a.out.type, [&]<typename T>() {
-    with_bits(a.format.type, [&]<int kBits>() {
-      with_parts(a.code.shape[0], [&]<int kMost>() {
+    with_block_type(a.format.type, [&]<BlockType kType>() {
+      const auto sum = [&]<int kMost>() {
         for_blocks(layout, blocks,
                    [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
-                     sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n,
+                     sum_block<kType, kMost>(parts_of<kBitsOf<kType>>(a.code, layout, s, k), n,
                                              row_of<T>(a.out, s) + first, a.write);
                    });
-      });
+      };
+      if constexpr (kType == BlockType::nf4) {
+        sum.template operator()<1>();
+      } else {
+        with_parts(a.code.shape[0], sum);
+      }
     });
   });
 }
@@ -281,8 +287,8 @@ void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range bloc
       for_blocks(layout, blocks,
                  [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
                    std::byte* slot = a.sum.data + s * layout.bytes;
-                   sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n, numbers,
-                                           Write::overwrite);
+                   sum_block<kRoundedType<kBits>, kMost>(parts_of<kBits>(a.code, layout, s, k), n,
+                                                         numbers, Write::overwrite);
                    if (feedback) feedback.add(numbers, s, first, n, numbers);
                    quantize_block<kBits>(numbers, n, slot + first * kBits / 8,
                                          slot + scale_at<kBits>(layout, k), offsets.of(s, first, n),

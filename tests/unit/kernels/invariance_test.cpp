@@ -74,7 +74,7 @@ void run_quantized(Device& device, const Tensor& x, std::vector<Tensor>& all) {
   const std::int64_t a = x.view().extent(0), b = x.view().extent(1), n = x.view().cols();
   Tensor scalars(DType::f32, {kScalars});
   for (std::int64_t i = 0; i < kScalars; ++i) scalars.set(i, 0.3);
-  for (const auto& [type, word] : EnumWords<BlockType>::table) {
+  for (const BlockType type : kRoundedTypes) {
     const BlockFormat format{.type = type, .block = type == BlockType::sign ? 64 : 50};
     for (const bool feedback : {false, true}) {
       Tensor code(DType::u8, {b, a, format.bytes(n)}), sum(DType::u8, {a, format.bytes(n)}),
@@ -417,7 +417,7 @@ TEST(Invariance, AlignmentChangesNoCode) {
       std::memcpy(all[1].view().data, to.data, bytes);
       return all;
     };
-    for (const auto& [block_type, word] : EnumWords<BlockType>::table) {
+    for (const BlockType block_type : kRoundedTypes) {
       format.type = block_type;
       const auto aligned = at(0);
       for (std::int64_t offset : {1, 2, 3, 8}) expect_same(at(offset), aligned, "offset");

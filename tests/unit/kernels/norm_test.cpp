@@ -414,6 +414,55 @@ TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
   });
 }
 
+// In place of a mask: numbers around 1, of the same bits on every device.
+TEST(ApplyDropout, MultipliesWithJitter) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Call in = make_call({2, 9, 531, 3, NormKind::layernorm, true, 0.3F}, type);
+    Dropout jitter = in.dropout();
+    jitter.p = 0, jitter.jitter = 0.25F;
+    Tensor out(type, {2, 9, 531}, 3);
+    ApplyDropout call{.x = in.resid.view(), .out = out.view(), .dropout = jitter};
+    run(device, call);
+    Numbers want;
+    double sum = 0, least = 2, most = 0;
+    for (std::int64_t i = 0; i < out.size(); ++i) {
+      const double f = dropout_factor(jitter, i / (9 * 531), i % (9 * 531));
+      want.push_back(f * in.resid[i]);
+      sum += f, least = std::min(least, f), most = std::max(most, f);
+    }
+    expect_within(
+        out, want,
+        [&](std::int64_t i) {
+          return 0x1p-22 * std::abs(want[static_cast<std::size_t>(i)]) +
+                 write_error(type, want[static_cast<std::size_t>(i)]);
+        },
+        "out");
+    EXPECT_GE(least, 0.75);
+    EXPECT_LE(most, 1.25);
+    // Of 9558 numbers of standard deviation 1/2 / sqrt(12): five of their mean's are 0.0074. None
+    // is within a hundredth of one end with a chance of 0.99^9558.
+    EXPECT_NEAR(sum / 9558, 1, 0.0074);
+    EXPECT_LT(least, 0.755);
+    EXPECT_GT(most, 1.245);
+    call.dropout.p = 0.5F;
+    EXPECT_THROW(run(device, call), InternalError);
+    call.dropout.p = 0, call.dropout.jitter = 1;
+    EXPECT_THROW(run(device, call), InternalError);
+  });
+}
+
+TEST(AddPending, RefusesJitter) {
+  for_devices([](Device& device) {
+    const Call in = make_call({2, 9, 16, 3, NormKind::layernorm, true, 0.3F}, DType::f32);
+    Tensor sum(DType::f32, {2, 9, 16});
+    AddPending call{.resid = in.resid.view(), .pending = in.pending.view(), .sum = sum.view()};
+    EXPECT_NO_THROW(run(device, call));
+    call.dropout = in.dropout();
+    call.dropout.p = 0, call.dropout.jitter = 0.1F;
+    EXPECT_THROW(run(device, call), InternalError);
+  });
+}
+
 TEST(AddPending, IsAddNormsSumToTheBit) {
   for_devices_and_types([](Device& device, DType type) {
     for (const Case& c : kCases) {

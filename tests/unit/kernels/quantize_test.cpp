@@ -193,6 +193,115 @@ TEST(Quantize, OfTheHostIsThatOfKernels) {
   EXPECT_TRUE(std::isnan(read[0]) && std::isnan(read[1]) && read[3] == 3);
 }
 
+// On either side of 0 they are equally likely apart, as far as a probability of 0.9677083, 7 below
+// and 8 above (Dettmers et al. 2023, section 3: k + 1 quantiles of each half).
+TEST(NormalFloats, AreQuantilesOfNormalNumbers) {
+  const double end = 0.9677083, farthest = 1.8481308;  // of which `end` are below
+  const auto below = [](double x) { return (1 + std::erf(x / std::sqrt(2.0))) / 2; };
+  EXPECT_NEAR(below(farthest), end, 1e-7);
+  for (int i = 0; i < 16; ++i) {
+    const double steps = i < 7 ? 7 : 8;
+    const double p = 0.5 + (end - 0.5) * (i - 7) / steps;
+    EXPECT_NEAR(below(static_cast<double>(kNormalFloats.of[i]) * farthest), p, 1e-6) << i;
+  }
+}
+
+// What the host makes, kernels read as the host does; and again the same codes come of that.
+TEST(NormalFloats, AreReadAsTheHostMakesThem) {
+  const BlockType nf4[] = {BlockType::nf4};
+  for_devices_and_types([&](Device& device, DType type) {
+    for_formats(nf4, [&](const BlockFormat& format, std::int64_t n) {
+      Tensor x = Tensor::random(DType::f32, {1, n}, static_cast<std::uint64_t>(n));
+      if (n > 40) x.set(35, 0), x.set(36, -1e-40);
+      const std::vector<float> values = floats_of(x, 0, n);
+      Tensor slot(DType::u8, {1, 1, format.bytes(n)}), again(DType::u8, {1, 1, format.bytes(n)});
+      std::memset(slot.view().data, 0x77, static_cast<std::size_t>(slot.view().span_bytes()));
+      encode_in_slot(format, values, slot, n);
+      const std::vector<float> read = decoded_of_slot(format, slot, n, {0, n});
+      for (std::int64_t first = 0; first < n; first += format.block) {
+        const std::int64_t end = std::min(n, first + format.block);
+        float largest = 0;
+        for (std::int64_t i = first; i < end; ++i)
+          largest = std::max(largest, std::abs(values[static_cast<std::size_t>(i)]));
+        for (std::int64_t i = first; i < end; ++i) {
+          const float at = values[static_cast<std::size_t>(i)];
+          float error = kInfinity;
+          for (float number : kNormalFloats.of)
+            error = std::min(error, std::abs(number * largest - at));
+          // What is as far from two but for roundings may become either.
+          ASSERT_LE(std::abs(read[static_cast<std::size_t>(i)] - at), error + 0x1p-22F * largest);
+        }
+      }
+      Tensor two(DType::u8, {1, 2, format.bytes(n)}), out(type, {2, n}, 3), want(type, {2, n});
+      for (std::int64_t i = 0; i < 2 * n; ++i)
+        want.set(i, static_cast<double>(read[static_cast<std::size_t>(i % n)]));
+      for (std::int64_t i : {0, 1})
+        std::memcpy(two.view().data + i * format.bytes(n), slot.view().data,
+                    static_cast<std::size_t>(format.bytes(n)));
+      run(device, SumQuantized{.code = two.view(), .out = out.view(), .format = format});
+      ASSERT_TRUE(out.same_bits(want));
+      EXPECT_TRUE(out.gaps_intact());
+      encode_in_slot(format, read, again, n);
+      ASSERT_EQ(bytes_in(again.view(), 0, format.bytes(n)),
+                bytes_in(slot.view(), 0, format.bytes(n)));
+    });
+  });
+}
+
+TEST(NormalFloats, LoseLessOfNormalNumbersThanIntegersDo) {
+  const std::int64_t n = 1 << 16;
+  const std::vector<float> values = floats_of(Tensor::random(DType::f32, {1, n}, 3), 0, n);
+  const auto lost = [&](BlockType type) {
+    const BlockFormat format{.type = type, .block = 64};
+    Tensor slot(DType::u8, {format.bytes(n)});
+    encode_in_slot(format, values, slot, n);
+    const std::vector<float> read = decoded_of_slot(format, slot, n, {0, n});
+    double sum = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double error = static_cast<double>(read[i]) - static_cast<double>(values[i]);
+      sum += error * error;
+    }
+    return std::sqrt(sum / static_cast<double>(n));
+  };
+  // 0.092 and 0.107 of 256,000 numbers in NumPy. A block's sum of squares is off by a third of
+  // itself or less, the root of 1024 blocks' by a hundredth.
+  EXPECT_NEAR(lost(BlockType::nf4), 0.092, 0.003);
+  EXPECT_NEAR(lost(BlockType::int4), 0.107, 0.003);
+}
+
+TEST(NormalFloats, OfZerosAreZerosAndOfWhatIsNoNumberNone) {
+  const BlockFormat format{.type = BlockType::nf4, .block = 2};
+  const std::vector<float> values{0, -0.0F, 1, kNan, kInfinity, 1, -3, 1e-45F};
+  const auto n = static_cast<std::int64_t>(values.size());
+  for_devices([&](Device& device) {
+    Tensor slot(DType::u8, {1, 1, format.bytes(n)}), out(DType::f32, {1, n});
+    encode_in_slot(format, values, slot, n);
+    run(device, SumQuantized{.code = slot.view(), .out = out.view(), .format = format});
+    for (std::int64_t i : {0, 1, 7}) EXPECT_TRUE(out[i] == 0 && !std::signbit(out[i])) << i;
+    for (std::int64_t i : {2, 3, 4, 5}) EXPECT_TRUE(std::isnan(out[i])) << i;
+    EXPECT_EQ(out[6], -3);
+  });
+}
+
+TEST(NormalFloats, AreNeitherMadeNorAddedUpByKernels) {
+  for_devices([](Device& device) {
+    const BlockFormat format{.type = BlockType::nf4, .block = 32};
+    const Tensor x(DType::f32, {2, 1, 40}), code(DType::u8, {1, 2, format.bytes(40)}),
+        parts(DType::u8, {2, 1, format.bytes(40)}), out(DType::f32, {1, 40}),
+        sum(DType::u8, {1, format.bytes(40)});
+    EXPECT_THROW(run(device, Quantize{.x = x.view(), .code = code.view(), .format = format}),
+                 InternalError);
+    EXPECT_THROW(
+        run(device, SumQuantized{.code = parts.view(), .out = out.view(), .format = format}),
+        InternalError);
+    EXPECT_THROW(
+        run(device,
+            RequantizeSum{
+                .code = parts.view(), .sum = sum.view(), .elements = 40, .format = format}),
+        InternalError);
+  });
+}
+
 TEST(Quantize, BytesAreThoseOfTheDefinition) {
   for_devices_and_types([](Device& device, DType type) {
     const std::int64_t a_slots = 2, b_slots = 3;

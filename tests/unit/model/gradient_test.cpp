@@ -139,7 +139,12 @@ ModelConfig of_all_experts(ModelConfig c) {
   return c;
 }
 
-TEST(Gradients, Mixtral) { Differences(of_all_experts(mixtral_like())).check(); }
+TEST(Gradients, Mixtral) {
+  ModelConfig c = of_all_experts(mixtral_like());
+  Differences(c).check();
+  c.experts.jitter = 0.9F;
+  Differences(c).check();
+}
 
 TEST(Gradients, DeepSeek) { Differences(of_all_experts(deepseek_like())).check(); }
 

@@ -141,6 +141,7 @@ inline Case random_case(std::mt19937& random) {
                  .capacity = 1.5 * pick(2),
                  .bias = pick(2) == 0,
                  .routing = {.choices = 1 + pick(2)}};
+    m.experts.jitter = 0.25F * static_cast<float>(m.experts.hidden % 2);
     c.inputs.router_terms.balance = 0.25F * static_cast<float>(pick(2));
     c.inputs.balance_rate = 0.25F * static_cast<float>(pick(2));
   }

@@ -41,6 +41,7 @@ std::vector<Setting> settings() {
     all.push_back({"gemma2", gemma2_like(), compute});
     ModelConfig mixtral = mixtral_like();
     mixtral.dropout = gpt_neox.dropout;
+    mixtral.experts.jitter = 0.3F;
     all.push_back({"mixtral", mixtral, compute});
     all.push_back({"balanced", balanced_like(), compute});
     ModelConfig latent = latent_like();
