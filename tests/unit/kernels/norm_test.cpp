@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <numeric>
+
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -390,25 +393,31 @@ TEST(NormOfHeads, RefusesHeadsThatDoNotFit) {
   });
 }
 
+/// What the elements of a tensor were multiplied with, once it is seen that they were.
+Numbers factors_applied(Device& device, const Call& in, const Dropout& dropout) {
+  const DType type = in.resid.view().type;
+  Tensor out(type, {2, 9, 531}, 3);
+  run(device, ApplyDropout{.x = in.resid.view(), .out = out.view(), .dropout = dropout});
+  Numbers factors, want;
+  for (std::int64_t i = 0; i < out.size(); ++i) {
+    factors.push_back(dropout_factor(dropout, i / (9 * 531), i % (9 * 531)));
+    want.push_back(factors.back() * in.resid[i]);
+  }
+  expect_within(
+      out, want,
+      [&](std::int64_t i) {
+        return 0x1p-22 * std::abs(want[static_cast<std::size_t>(i)]) +
+               write_error(type, want[static_cast<std::size_t>(i)]);
+      },
+      "out");
+  return factors;
+}
+
 TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
   for_devices_and_types([](Device& device, DType type) {
     const Call in = make_call({2, 9, 531, 3, NormKind::layernorm, true, 0.3F}, type);
-    Tensor out(type, {2, 9, 531}, 3);
-    run(device, ApplyDropout{.x = in.resid.view(), .out = out.view(), .dropout = in.dropout()});
-    Numbers want;
-    std::int64_t kept = 0;
-    for (std::int64_t i = 0; i < out.size(); ++i) {
-      const double f = dropout_factor(in.dropout(), i / (9 * 531), i % (9 * 531));
-      want.push_back(f * in.resid[i]);
-      kept += f > 0 ? 1 : 0;
-    }
-    expect_within(
-        out, want,
-        [&](std::int64_t i) {
-          return 0x1p-22 * std::abs(want[static_cast<std::size_t>(i)]) +
-                 write_error(type, want[static_cast<std::size_t>(i)]);
-        },
-        "out");
+    const Numbers factors = factors_applied(device, in, in.dropout());
+    const auto kept = std::ranges::count_if(factors, [](double f) { return f > 0; });
     // 9558 draws of probability 0.7: five standard deviations are 224.
     EXPECT_NEAR(static_cast<double>(kept), 0.7 * 9558, 224);
   });
@@ -420,34 +429,23 @@ TEST(ApplyDropout, MultipliesWithJitter) {
     const Call in = make_call({2, 9, 531, 3, NormKind::layernorm, true, 0.3F}, type);
     Dropout jitter = in.dropout();
     jitter.p = 0, jitter.jitter = 0.25F;
-    Tensor out(type, {2, 9, 531}, 3);
-    ApplyDropout call{.x = in.resid.view(), .out = out.view(), .dropout = jitter};
-    run(device, call);
-    Numbers want;
-    double sum = 0, least = 2, most = 0;
-    for (std::int64_t i = 0; i < out.size(); ++i) {
-      const double f = dropout_factor(jitter, i / (9 * 531), i % (9 * 531));
-      want.push_back(f * in.resid[i]);
-      sum += f, least = std::min(least, f), most = std::max(most, f);
-    }
-    expect_within(
-        out, want,
-        [&](std::int64_t i) {
-          return 0x1p-22 * std::abs(want[static_cast<std::size_t>(i)]) +
-                 write_error(type, want[static_cast<std::size_t>(i)]);
-        },
-        "out");
+    const Numbers factors = factors_applied(device, in, jitter);
+    const auto [least, most] = std::ranges::minmax(factors);
     EXPECT_GE(least, 0.75);
     EXPECT_LE(most, 1.25);
     // Of 9558 numbers of standard deviation 1/2 / sqrt(12): five of their mean's are 0.0074. None
     // is within a hundredth of one end with a chance of 0.99^9558.
-    EXPECT_NEAR(sum / 9558, 1, 0.0074);
+    EXPECT_NEAR(std::accumulate(factors.begin(), factors.end(), 0.0) / 9558, 1, 0.0074);
     EXPECT_LT(least, 0.755);
     EXPECT_GT(most, 1.245);
-    call.dropout.p = 0.5F;
-    EXPECT_THROW(run(device, call), InternalError);
-    call.dropout.p = 0, call.dropout.jitter = 1;
-    EXPECT_THROW(run(device, call), InternalError);
+    const auto refused = [&](float p, float of_jitter) {
+      jitter.p = p, jitter.jitter = of_jitter;
+      const Tensor out(type, {2, 9, 531});
+      const ApplyDropout call{.x = in.resid.view(), .out = out.view(), .dropout = jitter};
+      EXPECT_THROW(run(device, call), InternalError);
+    };
+    refused(0.5F, 0.25F);
+    refused(0, 1);
   });
 }
 
