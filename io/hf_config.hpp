@@ -76,6 +76,7 @@ struct HfArchitecture {
   double moe_scale = 1;
   std::int64_t moe_groups = 1, moe_group_top = 1;
   std::string moe_group_score = "largest";  // largest | two_largest
+  std::string moe_gates = "one";            // one | two_levels
   bool moe_bias = false;
   double moe_aux_loss = 0;
   // Of training: a family without a setting for one does not keep it.
@@ -163,6 +164,7 @@ inline constexpr std::array kHfFields = {
     HfField{"moe.groups", &HfArchitecture::moe_groups},
     HfField{"moe.group_top", &HfArchitecture::moe_group_top},
     HfField{"moe.group_score", &HfArchitecture::moe_group_score},
+    HfField{"moe.gates", &HfArchitecture::moe_gates},
     HfField{"moe.bias", &HfArchitecture::moe_bias},
     HfField{"moe.aux_loss", &HfArchitecture::moe_aux_loss},
     HfField{"task.kind", &HfArchitecture::task},

@@ -8,6 +8,9 @@
 
 namespace tessera::kernels {
 
+/// Columns of the widest heads that kernels of a GPU take; those of a CPU take any.
+inline constexpr std::int64_t kMostGpuHeadDim = 256;
+
 struct AttentionShape {
   std::int64_t heads = 0;      // H
   std::int64_t kv_heads = 0;   // KV

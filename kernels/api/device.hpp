@@ -59,6 +59,8 @@ namespace tessera::kernels {
   F(Confusion) \
   F(Pool) \
   F(PoolBackward) \
+  F(JoinGates) \
+  F(JoinGatesBackward) \
   F(Route) \
   F(RouteBackward) \
   F(ExpertLoad) \

@@ -50,6 +50,41 @@ struct Route {
   }
 };
 
+/// Of a token's logits, a of groups of experts and b of experts, those that count where groups have
+/// a gate and the experts of each group another (Shazeer et al. 2017, appendix B): of the
+/// `open_groups` groups with the largest a, and of K / open_groups experts of each with the largest
+/// b. For these joined[n, e] = a + b - log sum(exp b), the sum over those of its group, and for
+/// others minus infinity. So the softmax of `joined` is the product of both gates' softmaxes of
+/// what they keep, and the K largest of it are the token's experts.
+struct JoinGates {
+  static constexpr const char* kName = "join_gates";
+  View logits;      // (N, E + G) f32: of experts, then of groups
+  View joined;      // (N, E) f32
+  Routing routing;  // whose groups are G
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.joined, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// The gradient of logits from that of `joined`: 0 of those that do not count.
+struct JoinGatesBackward {
+  static constexpr const char* kName = "join_gates_backward";
+  View joined;    // (N, E) f32, of JoinGates
+  View d_joined;  // (N, E) f32
+  View d_logits;  // (N, E + G), f32 or the type that products take
+  Routing routing;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.joined, Access::read), f(s.d_joined, Access::read), f(s.d_logits, Access::write);
+    f(s.scratch, Access::write);
+  }
+};
+
 /// What is minimised beside the loss, of each token: `balance` times the sum over experts of the
 /// number of the sample's choices that are the expert, times the token's share of scores that it
 /// has (Fedus et al. 2021, Switch Transformer, equation 4, where balance is alpha E / (K tokens of
@@ -118,20 +153,25 @@ struct CountChoices {
   }
 };
 
-/// bias[e] += rate for an expert that was chosen less often than experts were on average, -= rate
+/// What is kept of a step's choices: a bias of each expert, by which experts are chosen, or each
+/// one's share of them, by which its share of scores is weighed (RouterTerms::balance).
+enum class BalanceBy : std::uint8_t { bias, shares };
+
+/// A bias += rate for an expert that was chosen less often than experts were on average, -= rate
 /// for one that was chosen more often, and stays for others (Wang et al. 2024, "Auxiliary-loss-free
-/// load balancing", algorithm 1). apply = 0: all stay.
+/// load balancing", algorithm 1). A share is that of this step. apply = 0: all stay.
 struct BalanceExperts {
   static constexpr const char* kName = "balance_experts";
   View choices;  // (E) i64: how many of a step's choices are each expert
-  View bias;     // (E) f32, of Route
+  View kept;     // (E) f32
   View verdict;  // (VerdictField::count) f32
-  float rate = 0;
+  BalanceBy by = BalanceBy::bias;
+  float rate = 0;  // of biases
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.choices, Access::read), f(s.bias, Access::update), f(s.verdict, Access::read),
+    f(s.choices, Access::read), f(s.kept, Access::update), f(s.verdict, Access::read),
         f(s.scratch, Access::write);
   }
 };
@@ -339,6 +379,28 @@ inline void check(const RouteBackward& a) {
   if (a.terms) check_flat({a.scale}, DType::f32, 1);
 }
 
+/// `logits` of experts and groups (N, E + G), and what is made of them (N, E).
+inline void check_gates(const View& logits, const View& joined, const Routing& routing) {
+  check_routing(routing, joined.cols());
+  TESSERA_CHECK(logits.rows() == joined.rows() && logits.cols() == joined.cols() + routing.groups,
+                "logits ({}, {}) of {} tokens with {} experts in {} groups", logits.rows(),
+                logits.cols(), joined.rows(), joined.cols(), routing.groups);
+  TESSERA_CHECK(routing.choices % routing.open_groups == 0 &&
+                    routing.choices / routing.open_groups <= joined.cols() / routing.groups,
+                "{} choices in {} groups", routing.choices, routing.open_groups);
+  TESSERA_CHECK(joined.type == DType::f32, "gates of {}", to_string(joined.type));
+}
+inline void check(const JoinGates& a) {
+  check_gates(a.logits, a.joined, a.routing);
+  TESSERA_CHECK(a.logits.type == DType::f32, "logits of {}", to_string(a.logits.type));
+}
+inline void check(const JoinGatesBackward& a) {
+  check_gates(a.d_logits, a.joined, a.routing);
+  check_same_matrix({a.joined, a.d_joined});
+  TESSERA_CHECK(a.d_joined.type == DType::f32, "gradients of {}", to_string(a.d_joined.type));
+  check_floats({a.d_logits});
+}
+
 inline void check(const CountChoices& a) {
   check_flat({a.experts}, DType::i32, a.experts.elements());
   check_flat({a.counts}, DType::i64, a.counts.elements());
@@ -349,8 +411,8 @@ inline void check(const CountChoices& a) {
 }
 
 inline void check(const BalanceExperts& a) {
-  const std::int64_t experts = a.bias.elements();
-  check_flat({a.bias}, DType::f32, experts);
+  const std::int64_t experts = a.kept.elements();
+  check_flat({a.kept}, DType::f32, experts);
   check_flat({a.choices}, DType::i64, experts);
   check_flat({a.verdict}, DType::f32, kVerdictFields);
   TESSERA_CHECK(experts >= 1 && experts <= kMostExperts && a.rate >= 0, "{} experts, a rate of {}",

@@ -67,6 +67,78 @@ TESSERA_INLINE float group_key(GroupScore kind, std::int64_t n, Key&& key) {
   return kind == GroupScore::largest ? first : first + second;
 }
 
+/// The largest word of `n` keys below `last`; the first is below ~0.
+TESSERA_INLINE std::uint64_t best_below(std::uint64_t last, const float* keys, std::int64_t n) {
+  std::uint64_t best = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint64_t word = choice_word(keys[i], static_cast<std::uint32_t>(i));
+    best = word < last && word > best ? word : best;
+  }
+  return best;
+}
+
+/// By how much logarithms of a token's gates differ at most: e^-80 is a normal number.
+inline constexpr float kWidestGates = 80;
+
+/// See JoinGates in api/experts.hpp; of one token.
+TESSERA_INLINE void join_gates(const Routing& r, std::int64_t experts, const float* logits,
+                               float* joined) {
+  constexpr float kLeast = -__builtin_inff();
+  constexpr std::uint64_t kFirst = ~std::uint64_t{0};
+  const std::int64_t size = experts / r.groups, each = r.choices / r.open_groups;
+  const float* groups = logits + experts;
+  for (std::int64_t e = 0; e < experts; ++e) joined[e] = kLeast;
+  std::uint64_t group = kFirst;
+  float most = kLeast;
+  for (std::int64_t n = 0; n < r.open_groups; ++n) {
+    group = best_below(group, groups, r.groups);
+    const std::int64_t g = chosen_index(group);
+    const float* of_group = logits + g * size;
+    float* kept = joined + g * size;
+    std::uint64_t expert = kFirst;
+    float largest = 0, sum = 0;
+    for (std::int64_t k = 0; k < each; ++k) {
+      expert = best_below(expert, of_group, size);
+      const std::int64_t i = chosen_index(expert);
+      if (k == 0) largest = of_group[i];
+      kept[i] = of_group[i] - largest;
+      sum = sum + exp_of(kept[i]);
+    }
+    const auto log_sum = static_cast<float>(__builtin_log(static_cast<double>(sum)));
+    for (std::int64_t i = 0; i < size; ++i) {
+      kept[i] = kept[i] == kLeast ? kLeast : kept[i] + (groups[g] - log_sum);
+      most = kept[i] > most ? kept[i] : most;
+    }
+  }
+  // So that in f32 what is kept weighs more than what is not, which weighs 0.
+  const float least = most - kWidestGates;
+  for (std::int64_t e = 0; e < experts; ++e)
+    joined[e] = joined[e] != kLeast && joined[e] < least ? least : joined[e];
+}
+
+/// See JoinGatesBackward in api/experts.hpp; of one token. `d(i, gradient of logit i)`.
+template <typename Store>
+TESSERA_INLINE void separate_gates(const Routing& r, std::int64_t experts, const float* joined,
+                                   const float* d_joined, Store&& d) {
+  constexpr float kLeast = -__builtin_inff();
+  const std::int64_t size = experts / r.groups;
+  for (std::int64_t g = 0; g < r.groups; ++g) {
+    const std::int64_t first = g * size;
+    float largest = kLeast, sum = 0, d_group = 0;
+    for (std::int64_t e = first; e < first + size; ++e)
+      largest = joined[e] > largest ? joined[e] : largest;
+    for (std::int64_t e = first; e < first + size; ++e) {
+      if (joined[e] == kLeast) continue;
+      sum = sum + exp_of(joined[e] - largest);
+      d_group = d_group + d_joined[e];
+    }
+    for (std::int64_t e = first; e < first + size; ++e) {
+      d(e, joined[e] == kLeast ? 0.0F : d_joined[e] - exp_of(joined[e] - largest) / sum * d_group);
+    }
+    d(experts + g, d_group);
+  }
+}
+
 /// Scores of the chosen become weights, in place.
 TESSERA_INLINE void weigh(const Routing& routing, float* scores) {
   const auto n = static_cast<int>(routing.choices);
@@ -95,11 +167,14 @@ TESSERA_INLINE std::int64_t beyond_capacity(std::int64_t choices, std::int64_t c
   return capacity > 0 && choices > capacity ? choices - capacity : 0;
 }
 
-/// See BalanceExperts in api/experts.hpp; of `all` choices of `experts` so many are this one.
-TESSERA_INLINE float balanced(float bias, std::int64_t choices, std::int64_t experts,
+/// What is kept of an expert; see BalanceExperts in api/experts.hpp. Of `all` choices of `experts`
+/// so many are this one.
+TESSERA_INLINE float balanced(BalanceBy by, float kept, std::int64_t choices, std::int64_t experts,
                               std::int64_t all, float rate) {
+  if (by == BalanceBy::shares)
+    return all > 0 ? static_cast<float>(choices) / static_cast<float>(all) : kept;
   const std::int64_t more = choices * experts - all;
-  return more > 0 ? bias - rate : more < 0 ? bias + rate : bias;
+  return more > 0 ? kept - rate : more < 0 ? kept + rate : kept;
 }
 
 /// The terms times `scale`, which is read only where there are any.

@@ -21,6 +21,18 @@ void check_experts_of(const View& chosen, std::int64_t experts) {
 
 }  // namespace
 
+void run(const JoinGates& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.logits.rows(), 16,
+                  [&](Range rows) { context.hot.join_gates(a, rows); });
+}
+
+void run(const JoinGatesBackward& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.joined.rows(), 16,
+                  [&](Range rows) { context.hot.join_gates_backward(a, rows); });
+}
+
 void run(const Route& a, const Context& context) {
   check(a);
   parallel_ranges(context.threads, a.logits.rows(), 16,
@@ -57,12 +69,12 @@ void run(const CountChoices& a, const Context&) {
 void run(const BalanceExperts& a, const Context&) {
   check(a);
   if (a.verdict.as<float>()[static_cast<int>(VerdictField::apply)] == 0.0F) return;
-  const std::int64_t experts = a.bias.elements();
+  const std::int64_t experts = a.kept.elements();
   const auto* choices = a.choices.as<std::int64_t>();
   const std::int64_t all = std::accumulate(choices, choices + experts, std::int64_t{0});
-  auto* bias = a.bias.as<float>();
+  auto* kept = a.kept.as<float>();
   for (std::int64_t e = 0; e < experts; ++e)
-    bias[e] = balanced(bias[e], choices[e], experts, all, a.rate);
+    kept[e] = balanced(a.by, kept[e], choices[e], experts, all, a.rate);
 }
 
 void run(const Dispatch& a, const Context&) {

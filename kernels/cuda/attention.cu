@@ -23,7 +23,7 @@ void with_dim(const AttentionShape& shape, F&& f) {
   } else if (wider <= 128) {
     f.template operator()<128>();
   } else {
-    f.template operator()<kMostHeadDim>();
+    f.template operator()<kMostGpuHeadDim>();
   }
 }
 

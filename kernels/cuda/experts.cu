@@ -57,6 +57,25 @@ void fill_words(const char* operation, std::int32_t* words, Fill with, std::int6
 
 }  // namespace
 
+void run(const JoinGates& a, const Context& context) {
+  check(a);
+  const std::int64_t tokens = a.logits.rows();
+  launch(on(context, a.kName, ceil_div(tokens, kRouteThreads), kRouteThreads), join_gates_kernel,
+         rows_of<const float>(a.logits), rows_of<float>(a.joined), tokens, a.joined.cols(),
+         a.routing);
+}
+
+void run(const JoinGatesBackward& a, const Context& context) {
+  check(a);
+  const std::int64_t tokens = a.joined.rows();
+  with_type(a.d_logits.type, [&]<typename T>() {
+    launch(on(context, a.kName, ceil_div(tokens, kRouteThreads), kRouteThreads),
+           separate_gates_kernel<T>, rows_of<const float>(a.joined),
+           rows_of<const float>(a.d_joined), rows_of<T>(a.d_logits), tokens, a.joined.cols(),
+           a.routing);
+  });
+}
+
 void run(const Route& a, const Context& context) {
   check(a);
   RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, 1, a.routing);
@@ -110,8 +129,8 @@ void run(const CountChoices& a, const Context& context) {
 void run(const BalanceExperts& a, const Context& context) {
   check(a);
   launch(on(context, a.kName, 1, kCountThreads), balance_experts_kernel,
-         a.choices.as<std::int64_t>(), static_cast<int>(a.bias.elements()), a.bias.as<float>(),
-         a.verdict.as<float>(), a.rate);
+         a.choices.as<std::int64_t>(), static_cast<int>(a.kept.elements()), a.kept.as<float>(),
+         a.verdict.as<float>(), a.by, a.rate);
 }
 
 void run(const Dispatch& a, const Context& context) {

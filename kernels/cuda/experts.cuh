@@ -48,6 +48,24 @@ __device__ __forceinline__ unsigned open_groups(const Routing& r, const float* k
   return open;
 }
 
+/// A thread has a token.
+inline __global__ void __launch_bounds__(kRouteThreads)
+    join_gates_kernel(Rows<const float> logits, Rows<float> joined, std::int64_t tokens,
+                      std::int64_t experts, Routing routing) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * kRouteThreads + threadIdx.x;
+  if (n < tokens) join_gates(routing, experts, logits[n], joined[n]);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kRouteThreads)
+    separate_gates_kernel(Rows<const float> joined, Rows<const float> d_joined, Rows<T> d_logits,
+                          std::int64_t tokens, std::int64_t experts, Routing routing) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * kRouteThreads + threadIdx.x;
+  if (n >= tokens) return;
+  separate_gates(routing, experts, joined[n], d_joined[n],
+                 [&](std::int64_t i, float slope) { store_one(d_logits[n] + i, slope); });
+}
+
 inline __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteRows a) {
   __shared__ float all_scores[kRouteWarps][kMostExperts], all_keys[kRouteWarps][kMostExperts];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -227,13 +245,13 @@ inline __global__ void __launch_bounds__(kCountThreads)
 
 /// One block, whose threads have experts in turns; each of them adds up all choices, which are few.
 inline __global__ void __launch_bounds__(kCountThreads)
-    balance_experts_kernel(const std::int64_t* choices, int experts, float* bias,
-                           const float* verdict, float rate) {
+    balance_experts_kernel(const std::int64_t* choices, int experts, float* kept,
+                           const float* verdict, BalanceBy by, float rate) {
   if (verdict[static_cast<int>(VerdictField::apply)] == 0.0F) return;
   std::int64_t all = 0;
   for (int e = 0; e < experts; ++e) all += choices[e];
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kCountThreads)
-    bias[e] = balanced(bias[e], choices[e], experts, all, rate);
+    kept[e] = balanced(by, kept[e], choices[e], experts, all, rate);
 }
 
 /// Where each expert's copies begin and end among those that are sorted; 0 of those without any.

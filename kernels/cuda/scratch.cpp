@@ -67,9 +67,9 @@ std::int64_t scratch_bytes(const LinearBackwardWeight& a) {
 /// Plans are made of it, so a model that has no kernel is refused before it is run.
 static void check_head(const AttentionShape& shape) {
   const auto check = [](const char* key, std::int64_t dim) {
-    if (dim <= kMostHeadDim) return;
+    if (dim <= kMostGpuHeadDim) return;
     throw DeckError(fmt::format("{} = {}: attention on a GPU takes heads of at most {}", key, dim,
-                                kMostHeadDim));
+                                kMostGpuHeadDim));
   };
   check("model.head_dim", shape.head_dim), check("model.value_dim", shape.values());
 }

@@ -37,9 +37,6 @@ std::int64_t scratch_bytes(const RequantizeSum&);
 /// Slots of one place that a kernel adds up.
 inline constexpr std::int64_t kMostCodeParts = 4088;
 
-/// Columns of attention's widest heads.
-inline constexpr std::int64_t kMostHeadDim = 256;
-
 /// What every matrix product may use: as much as NVIDIA recommends for cuBLAS on Hopper. It is the
 /// same for all, so that the algorithm chosen for a product depends on nothing else.
 inline constexpr std::int64_t kMatmulWorkspace = std::int64_t{32} << 20;

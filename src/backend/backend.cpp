@@ -145,6 +145,11 @@ Backend make_backend(const Settings& settings, const Ranks* ranks) {
                                       : cpu_backend(settings.threads, settings.few_rows);
 }
 
+std::int64_t most_head_dim(deck::Backend kind) {
+  return chosen(kind) == deck::Backend::cuda ? kernels::kMostGpuHeadDim
+                                             : std::numeric_limits<std::int64_t>::max();
+}
+
 PlanningDevice make_planning_device(deck::Backend kind, int threads) {
   const bool by_machine = kind == deck::Backend::automatic;
   if (chosen(kind) == deck::Backend::cuda) {

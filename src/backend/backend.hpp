@@ -79,6 +79,9 @@ struct Ranks {
 /// DeviceError for a GPU that is there and does not serve. Both say what to do.
 Backend make_backend(const Settings& settings, const Ranks* ranks);
 
+/// Columns of the widest heads that attention of such a back end takes.
+std::int64_t most_head_dim(deck::Backend kind);
+
 /// Begins kernels on threads of the host, each with a team of `threads`.
 std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> on_host_threads(
     int threads);

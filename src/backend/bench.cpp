@@ -188,6 +188,7 @@ class Bench {
       dropout(m);
       activations(m);
       ends(m);
+      gates(m);
       experts(m);
     }
     flat();
@@ -302,6 +303,20 @@ class Bench {
         text(wide) + ", swiglu");
   }
 
+  /// Gates over groups of eight experts, and within them.
+  void gates(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const std::int64_t count = 8, tokens = m.samples * m.tokens;
+    const Routing levels{.choices = 4, .groups = 4, .open_groups = 2};
+    const View logits = memory.floats(DType::f32, {tokens, count + levels.groups}),
+               joined = memory.zeros(DType::f32, {tokens, count});
+    row(JoinGates{.logits = logits, .joined = joined, .routing = levels}, text(logits));
+    row(
+        JoinGatesBackward{
+            .joined = joined, .d_joined = joined, .d_logits = logits, .routing = levels},
+        text(logits));
+  }
+
   /// Eight experts as wide as the model, of which each token goes to two.
   void experts(const BenchModel& m) {
     BenchMemory memory(tier_);
@@ -344,7 +359,7 @@ class Bench {
         text(logits));
     row(CountChoices{.experts = chosen, .counts = memory.zeros(DType::i64, {count})}, text(chosen));
     row(BalanceExperts{.choices = memory.zeros(DType::i64, {count}),
-                       .bias = memory.floats(DType::f32, {count}),
+                       .kept = memory.floats(DType::f32, {count}),
                        .verdict = memory.filled({kVerdictFields}, 1),
                        .rate = 1e-3F},
         text(logits));

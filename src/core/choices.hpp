@@ -64,6 +64,10 @@ enum class Pooling : std::uint8_t { none, mean, first, last };
 /// al. 2021), or the sigmoid of each (DeepSeek-AI 2024, DeepSeek-V3).
 enum class RouterScores : std::uint8_t { softmax, sigmoid };
 
+/// How many gates make a router's scores: one over all experts; or one over groups of them, and one
+/// over the experts of each group (Shazeer et al. 2017, appendix B).
+enum class RouterGates : std::uint8_t { one, two_levels };
+
 /// What a group of experts counts: its best expert's score, or the sum of its two best.
 enum class GroupScore : std::uint8_t { largest, two_largest };
 
@@ -165,6 +169,11 @@ struct EnumWords<RouterScores> {
   using enum RouterScores;
   static constexpr std::array table = {std::pair{softmax, "softmax"},
                                        std::pair{sigmoid, "sigmoid"}};
+};
+template <>
+struct EnumWords<RouterGates> {
+  using enum RouterGates;
+  static constexpr std::array table = {std::pair{one, "one"}, std::pair{two_levels, "two_levels"}};
 };
 template <>
 struct EnumWords<GroupScore> {

@@ -61,6 +61,8 @@ class AdapterChecker : DeckChecker {
     not_with(kind, "optimizer.ema", deck_.optimizer.ema.has_value(),
              "the average of A and the average of B do not make that of their product",
              "leave it out");
+    not_with(kind, "memory.ffn", deck_.memory.ffn > 0, "adapters keep all that their layers read",
+             "use 0");
     const bool blocks = deck_.zero.quantize.gradients != QuantizedGradients::none &&
                         deck_.zero.quantize.gradients != QuantizedGradients::automatic;
     not_with(kind, "zero.quantize.gradients", blocks,

@@ -408,6 +408,19 @@ class Checker : DeckChecker {
           "run.threads in the deck, or OMP_NUM_THREADS in the environment");
   }
 
+  /// Rows of feed-forward layers that go through them in groups.
+  void rows_in_groups() {
+    if (!usable({"memory.ffn"}) || deck_.memory.ffn == 0) return;
+    const std::string rows = fmt::format("memory.ffn = {}", deck_.memory.ffn);
+    not_with(rows, "precision.matmul", deck_.precision.matmul == Matmul::fp8,
+             "a scale belongs to all rows of a micro-batch", "use \"same\", or memory.ffn = 0");
+    not_with(
+        rows, "parallel.schedule",
+        deck_.parallel.pipeline != 1 && deck_.parallel.schedule == PipelineSchedule::zero_bubble,
+        "it puts off gradients of weights, and keeps what they are made of",
+        "use another, or memory.ffn = 0");
+  }
+
   void precision() {
     const PrecisionSection& p = deck_.precision;
     if (usable({"precision.matmul", "precision.compute"}) && p.matmul == Matmul::tf32 &&
@@ -528,6 +541,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.compressed_momentum();
   checker.layout();
   checker.precision();
+  checker.rows_in_groups();
   checker.quantization();
   checker.offload();
   check_data(loaded, problems);

@@ -112,10 +112,11 @@ class ContextChecker : DeckChecker {
                  ((has_classes(deck_.task.kind) && deck_.task.kind != TaskKind::tokens) ||
                   has_pairs(deck_.task.kind)),
              "its loss is of a whole sequence", "use one context rank");
-    not_with(
-        cuts(), "moe.aux_loss",
-        usable({"moe.aux_loss"}) && deck_.model.moe.experts > 0 && deck_.model.moe.aux_loss > 0,
-        "it balances the experts of a whole sequence", "use 0");
+    not_with(cuts(), "moe.aux_loss",
+             usable({"moe.aux_loss", "moe.aux_over"}) && deck_.model.moe.experts > 0 &&
+                 deck_.model.moe.aux_loss > 0 && deck_.model.moe.aux_over == AuxOver::sequence,
+             "it balances the experts of a whole sequence",
+             "use 0, or moe.aux_over = \"global_batch\"");
     not_with(
         cuts(), "moe.capacity",
         usable({"moe.capacity"}) && deck_.model.moe.experts > 0 && deck_.model.moe.capacity > 0,

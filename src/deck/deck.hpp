@@ -92,10 +92,12 @@ struct MoeSection {
   std::int64_t groups = 1;
   std::int64_t group_top = 1;
   GroupScore group_score = GroupScore::largest;
+  RouterGates gates = RouterGates::one;
   double capacity = 0;
   double jitter = 0;
   ExpertSplit split = ExpertSplit::width;
   double aux_loss = 0.01;
+  AuxOver aux_over = AuxOver::sequence;
   double z_loss = 0;
   bool bias = false;
   double bias_update = 0;
@@ -386,6 +388,7 @@ struct MemorySection {
   std::variant<MemoryBudget, Bytes> device = MemoryBudget::automatic;
   std::variant<MemoryBudget, Bytes> host = MemoryBudget::automatic;
   std::optional<std::int64_t> logits;  // tokens; loading replaces an unset one, nothing: all
+  std::int64_t ffn = 0;                // tokens; 0: all
   bool operator==(const MemorySection&) const = default;
 };
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "core/bytes.hpp"
@@ -19,6 +20,7 @@ class ExpertsChecker : DeckChecker {
     layers();
     choices();
     groups();
+    two_levels();
     others();
   }
 
@@ -69,6 +71,40 @@ class ExpertsChecker : DeckChecker {
                           "moe.groups = {} of moe.experts = {} have one (give fewer groups)",
                           moe_.groups, moe_.experts));
     }
+  }
+
+  /// A gate over groups and one within each, which are softmaxes over what they keep.
+  void two_levels() {
+    if (!usable({"moe.gates", "moe.groups", "moe.group_top", "moe.top_k", "moe.normalize"})) return;
+    if (moe_.gates == RouterGates::one || moe_.experts % moe_.groups != 0) return;
+    needs("moe.gates", true, moe_.groups > 1, "moe.groups");
+    const std::string levels = "moe.gates = \"two_levels\"";
+    const std::int64_t of_group = moe_.experts / moe_.groups;
+    not_with(levels, "moe.group_top", moe_.groups > 1 && moe_.group_top == 1,
+             "a gate that keeps one weighs it with 1, and learns nothing of it", "give 2 or more");
+    std::vector<std::int64_t> legal;
+    for (std::int64_t each = 2; each <= of_group && each * moe_.group_top <= 32; ++each)
+      legal.push_back(each * moe_.group_top);
+    if (usable({"moe.gates", "moe.group_top", "moe.top_k"}) &&
+        std::ranges::find(legal, moe_.top_k) == legal.end()) {
+      problem("moe.top_k",
+              fmt::format("moe.top_k = {} is not two or more experts of each of moe.group_top = {} "
+                          "groups of {} ({})",
+                          moe_.top_k, moe_.group_top, of_group,
+                          legal.empty() ? "give fewer groups"
+                                        : fmt::format("give one of {}", fmt::join(legal, ", "))));
+    }
+    not_with(levels, "moe.normalize", !moe_.normalize,
+             "its gates are softmaxes over what they keep", "leave it out");
+    not_with(levels, "moe.scores", moe_.scores != RouterScores::softmax, "its gates are softmaxes",
+             "use \"softmax\"");
+    not_with(levels, "moe.group_score", moe_.group_score != GroupScore::largest,
+             "groups have logits of their own", "leave it out");
+    not_with(levels, "moe.bias", moe_.bias, "experts are chosen by each level's logits",
+             "use false, and moe.aux_loss");
+    not_with(levels, "moe.z_loss", moe_.z_loss > 0,
+             "the exponentials of what its gates make add up to those of groups alone",
+             "leave it out");
   }
 
   /// Numbers of groups that are possible.
@@ -122,6 +158,9 @@ class ExpertsChecker : DeckChecker {
               "precision.matmul = \"fp8\" is not possible with moe.experts: products of experts "
               "have the operands that are stored (use \"same\")");
     }
+    const bool dense = moe_.every > 1 || moe_.first_dense > 0 || moe_.shared_ffn_hidden > 0;
+    if (usable({"moe.every", "moe.first_dense", "moe.shared_ffn_hidden"}))
+      needs("memory.ffn", deck_.memory.ffn > 0, dense, "dense feed-forward layers");
     if (usable({"moe.capacity"}) && moe_.capacity > 0) capacity();
     balance();
     widths();
@@ -138,6 +177,13 @@ class ExpertsChecker : DeckChecker {
   }
 
   void balance() {
+    const bool global = usable({"moe.aux_over"}) && moe_.aux_over == AuxOver::global_batch;
+    if (global) {
+      needs("moe.aux_over", true, moe_.aux_loss > 0, "moe.aux_loss");
+      without_padding("moe.aux_over", "padding would count as tokens");
+      not_with("moe.aux_over = \"global_batch\"", "moe.bias", moe_.bias,
+               "both balance what whole steps choose", "use one of them");
+    }
     needs("moe.bias_update", moe_.bias_update > 0, moe_.bias, "moe.bias");
     if (!usable({"moe.bias_update"}) || moe_.bias_update == 0) return;
     without_padding("moe.bias_update", "padding would count as tokens");

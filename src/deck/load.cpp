@@ -136,8 +136,11 @@ class Resolver {
     if (open("model.rope_local_theta") && !local) model.rope_local_theta = 0;
     if (open("model.attention_bias") && !model.bias) model.attention_bias = true;
     if (open("model.qkv_bias") && model.bias) model.qkv_bias = false;
-    if (open("moe.normalize") && model.moe.top_k == 1) model.moe.normalize = false;
-    const bool alone = model.moe.groups == 1 || model.moe.groups == model.moe.experts;
+    const bool levels = model.moe.gates == RouterGates::two_levels;
+    if (open("moe.normalize") && (levels || model.moe.top_k == 1)) model.moe.normalize = levels;
+    if (open("moe.scores") && levels) model.moe.scores = RouterScores::softmax;
+    if (open("moe.bias") && levels) model.moe.bias = false;
+    const bool alone = levels || model.moe.groups == 1 || model.moe.groups == model.moe.experts;
     if (open("moe.group_score") && alone) model.moe.group_score = GroupScore::largest;
   }
 

@@ -161,6 +161,7 @@ constexpr ForeignName kForeignKeys[] = {
     {"moe_router_num_groups", "moe.groups"},
     {"topk_group", "moe.group_top"},
     {"moe_router_group_topk", "moe.group_top"},
+    {"moe_router_load_balancing_type", "moe.aux_over"},
     {"moe_expert_capacity_factor", "moe.capacity"},
     {"capacity_factor", "moe.capacity"},
     {"router_jitter_noise", "moe.jitter"},

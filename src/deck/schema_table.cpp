@@ -412,7 +412,8 @@ constexpr SchemaRow kRows[] = {
         {.unset = "glm4_moe, deepseek_v3: sigmoid, others: softmax", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::normalize>(
         "moe.normalize", "the scores of a token's experts are divided by their sum",
-        {.unset = "false where top_k is 1; deepseek_v2: false, others: true",
+        {.unset =
+             "true with two_levels, else false where top_k is 1; deepseek_v2: false, others: true",
          .on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::scale>(
         "moe.scale", "what they are multiplied with at the end",
@@ -431,6 +432,13 @@ constexpr SchemaRow kRows[] = {
         "two",
         {.unset = "glm4_moe, deepseek_v3 with groups of several: two_largest, others: largest",
          .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::gates>(
+        "moe.gates",
+        "two_levels: a gate over moe.groups keeps the moe.group_top best, and a gate over the "
+        "experts of each of these keeps the best moe.top_k / moe.group_top; experts are weighed by "
+        "the product of both gates' softmaxes of what they keep (Shazeer et al. 2017, appendix "
+        "B). one: a gate over all experts",
+        {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::capacity>(
         "moe.capacity",
         "in training, how many tokens of a micro-batch an expert takes, over those of an even "
@@ -458,6 +466,13 @@ constexpr SchemaRow kRows[] = {
         "without it. Where only a share s of targets counts it acts as a / s; of mlm s is taken to "
         "be task.masked, and made up for",
         {.limits = as_f32(at_least(0)), .on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::aux_over>(
+        "moe.aux_over",
+        "what f is the share of: sequence, of a sequence's choices; global_batch, of all choices "
+        "of "
+        "the last step that was applied, on every layout alike, which lets sequences of one kind "
+        "go to few experts (Qiu et al. 2025); the first step has none, and no such loss",
+        {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::z_loss>(
         "moe.z_loss",
         "z in z log(Z)^2, Z the sum of the exponentials of a token's router logits, which is added "
@@ -1006,6 +1021,14 @@ constexpr SchemaRow kRows[] = {
          .unit = "tokens",
          .unset = "4096; with zero.tiles all, for each further group gathers all tiles again, but "
                   "not where run.reproducible is layout"}),
+    row<&Deck::memory, &MemorySection::ffn>(
+        "memory.ffn",
+        "tokens of a micro-batch whose inner columns of dense feed-forward layers, "
+        "model.ffn_hidden or as many of a rank, are in memory at once: the layer takes so many "
+        "after another, keeps nothing of them, and makes them again in backward; for long "
+        "sequences. Few make small products and long plans, and add to the matrices' gradients "
+        "often. 0: all",
+        {.limits = between(0, 1 << 30), .unit = "tokens", .on_resume = event}),
     row<&Deck::checkpoint, &CheckpointSection::every>(
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),

@@ -48,6 +48,9 @@ enum class AdapterKind { none, lora, rslora };
 /// What frozen matrices of layers are kept as (Dettmers et al. 2023, QLoRA): elements, or codes
 /// with a scale a block.
 enum class FrozenType { none, int8, int4, nf4 };
+/// Of whose choices the balance of experts is: each sequence's, or those of a whole step (Qiu et
+/// al. 2025, global-batch load balance).
+enum class AuxOver { sequence, global_batch };
 enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
@@ -239,6 +242,12 @@ struct EnumWords<deck::FrozenType> {
   using enum deck::FrozenType;
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{int8, "int8"},
                                        std::pair{int4, "int4"}, std::pair{nf4, "nf4"}};
+};
+template <>
+struct EnumWords<deck::AuxOver> {
+  using enum deck::AuxOver;
+  static constexpr std::array table = {std::pair{sequence, "sequence"},
+                                       std::pair{global_batch, "global_batch"}};
 };
 template <>
 struct EnumWords<deck::LrScaling> {

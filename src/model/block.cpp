@@ -62,8 +62,10 @@ class BlockParameters {
   }
   /// How many experts the layer has.
   std::size_t experts() const {
-    const View router = one("mlp.router.weight");
-    return router ? static_cast<std::size_t>(router.rows()) : 0;
+    const std::string_view first = "mlp.expert.0.down.weight";
+    if (!has(first)) return 0;
+    const UnitDesc& unit = *unit_of(first).front().unit;
+    return static_cast<std::size_t>(unit.params[unit.index_of(first)].experts);
   }
   /// One that is whole, or absent.
   View one(std::string_view name) const { return has(name) ? chunks(name).front() : View{}; }
@@ -106,15 +108,12 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
                  .down_b = params.one("mlp.down.bias"),
                  .router_w = params.one("mlp.router.weight"),
                  .router_b = params.one("mlp.router.bias"),
-                 .k_w = {},
-                 .k_b = {},
-                 .v_w = {},
-                 .v_b = {},
+                 .router_shares = params.one("mlp.router.shares"),
+                 .k_w = whole_kv ? params.one("attention.k.weight") : View{},
+                 .k_b = whole_kv ? params.one("attention.k.bias") : View{},
+                 .v_w = whole_kv ? params.one("attention.v.weight") : View{},
+                 .v_b = whole_kv ? params.one("attention.v.bias") : View{},
                  .chunks = {}};
-  if (whole_kv) {
-    w.k_w = params.one("attention.k.weight"), w.k_b = params.one("attention.k.bias");
-    w.v_w = params.one("attention.v.weight"), w.v_b = params.one("attention.v.bias");
-  }
   const bool latent = params.has("attention.kv_latent.weight"),
              latent_q = params.has("attention.q_latent.weight");
   const std::size_t joined = whole_kv || latent ? 1 : 3;
@@ -384,19 +383,24 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     const AttentionPart part(c, u, i);
     BlockSaved::Chunk& chunk = s.chunks[i];
-    const HeadInputs heads = c.latent ? heads_of_latents(u, c, w, s, i, chunk)
-                                      : heads_of_input(u, c, w, part, s, i, chunk);
-    chunk.att = u.activation(Keep::expensive, part.out_columns);
-    chunk.lse = u.tensor(Keep::expensive, DType::f32,
-                         {batch.batch, part.heads.heads.count(), batch.sequence});
-    attend(u, {.q = heads.q,
-               .k = heads.k,
-               .v = heads.v,
-               .out = chunk.att,
-               .lse = chunk.lse,
-               .documents = batch.documents,
-               .shape = part.shape(u),
-               .dropout = part.dropout(u)});
+    if (u.cache != nullptr && u.cache->of_latents()) {
+      chunk.att = u.activation(Keep::expensive, part.out_columns);
+      attend_latents(u, c, w, s, i, part.shape(u), chunk);
+    } else {
+      const HeadInputs heads = c.latent ? heads_of_latents(u, c, w, s, i, chunk)
+                                        : heads_of_input(u, c, w, part, s, i, chunk);
+      chunk.att = u.activation(Keep::expensive, part.out_columns);
+      chunk.lse = u.tensor(Keep::expensive, DType::f32,
+                           {batch.batch, part.heads.heads.count(), batch.sequence});
+      attend(u, {.q = heads.q,
+                 .k = heads.k,
+                 .v = heads.v,
+                 .out = chunk.att,
+                 .lse = chunk.lse,
+                 .documents = batch.documents,
+                 .shape = part.shape(u),
+                 .dropout = part.dropout(u)});
+    }
     u.multiply(Linear{.x = chunk.att,
                       .weight = w.chunks[i].out_w,
                       .bias = projected.bias_of_part(),
@@ -546,10 +550,10 @@ View BlockBackward::mlp(const View& d) {
   // An output that stayed pending was dropped out where it was added, in the next visit.
   const View d_out = output_gradient(d_sum, u.dropout(c, DropoutSite::incoming, 1), behind);
   ChunkSum d_h2(u, c.hidden);
-  FeedForwardBackward back(u, c, w, s, d_out);
+  FeedForwardBackward back(u, c, w, s, d_out, g, write);
   back.input(d_h2);
   d_h2.start();
-  back.weights(g, write);
+  back.weights();
   const View d_read = d_h2.finish();
   if (c.block == BlockForm::parallel_one_norm) return d_read;
   return input_gradient(d_sum, {.d_out = d_read,

@@ -33,7 +33,8 @@ struct BlockWeights {
   View q_norm_w, k_norm_w;
   View q_latent_norm_w, kv_latent_norm_w;
   View out_b, down_b;
-  View router_w, router_b;         // (E, C), (E) of a layer of experts,
+  View router_w;                   // (E or more, C) of a layer of experts,
+  View router_b, router_shares;    // (E): what is kept of steps' choices,
   bool whole_experts = false;      // whose chunks have some of them whole
   View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
   std::vector<BlockChunk> chunks;  // this rank's

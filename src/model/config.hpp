@@ -37,9 +37,21 @@ struct ExpertsConfig {
   std::int64_t first = 0;          // but none of the first so many
   /// Tokens that an expert takes in training, over those of an even spread; 0: all.
   double capacity = 0;
-  float jitter = 0;   // of what the router reads in training (kernels::Dropout)
-  bool bias = false;  // experts are chosen by scores with a bias of each, not weighed by it
+  float jitter = 0;     // of what the router reads in training (kernels::Dropout)
+  bool bias = false;    // experts are chosen by scores with a bias of each, not weighed by it
+  bool shares = false;  // their balance is weighed by each one's share of the last step's choices
+  RouterGates gates = RouterGates::one;
   kernels::Routing routing;
+
+  /// Rows of a router's matrix: of experts, and of groups of them that have a gate.
+  std::int64_t router_rows() const {
+    return count + (gates == RouterGates::two_levels ? routing.groups : 0);
+  }
+  /// How experts are chosen from what kernels::JoinGates makes of logits, or of these.
+  kernels::Routing last_routing() const {
+    if (gates == RouterGates::one) return routing;
+    return {.choices = routing.choices, .scale = routing.scale};
+  }
 
   bool in(std::int64_t layer) const {
     return count > 0 && layer >= first && (layer + 1) % every == 0;

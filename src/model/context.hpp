@@ -83,9 +83,11 @@ struct CachedTokens {
 };
 
 /// Keys and values of earlier tokens of sequences, for generation: (slots, capacity, KV D) and
-/// (slots, capacity, KV E).
+/// (slots, capacity, KV E). Without v k has latents and keys' positions, of which all heads make
+/// theirs: (slots, capacity, latent + R).
 struct KvCache {
   View k, v;
+  bool of_latents() const { return k && !v; }
 };
 
 /// One micro-batch as the units see it. Where sequences are cut, this rank's chunks are its
@@ -222,6 +224,9 @@ class UnitContext {
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;
+  /// Likewise for which a dense feed-forward layer's inner columns are; fewer than all of a share
+  /// are made again in backward.
+  std::int64_t inner_rows = 0;
   kernels::LossTerms loss_terms;  // of what is minimised; evaluation has none
   /// Where samples are pairs of answers, what their losses are; and where the head puts what it
   /// says of them beside, (kPreferenceStats, B / 2) f32.

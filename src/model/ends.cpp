@@ -321,24 +321,6 @@ View head_input_backward(UnitContext& u, const ModelConfig& c, const HeadWeights
   return own_positions(u, d_h);
 }
 
-/// Rows of one of this rank's shares of sequences.
-struct RowGroup {
-  std::int64_t share;
-  Range rows;
-};
-/// So many rows of the micro-batch have logits at once, whatever the layout.
-std::vector<RowGroup> row_groups(const UnitContext& u, std::int64_t all) {
-  const std::int64_t shares = u.context.own(), rows = all / shares;
-  const std::int64_t most = u.logit_rows > 0 ? u.logit_rows : rows;
-  std::vector<RowGroup> groups;
-  for (std::int64_t share = 0; share < shares; ++share) {
-    const std::int64_t end = (share + 1) * rows;
-    for (std::int64_t r = share * rows; r < end; r += most)
-      groups.push_back({share, {r, std::min(end, r + most)}});
-  }
-  return groups;
-}
-
 /// What the head needs of some rows.
 struct HeadRows {
   View h;                // (rows, C)
@@ -446,7 +428,7 @@ JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeig
   const bool of_tokens = !u.scores();
   JudgedTargets made{
       .losses = of_targets(), .lse = of_tokens ? of_targets() : View{}, .slopes = {}, .logits = {}};
-  for (const auto& [share, rows] : row_groups(u, x.rows())) {
+  for (const auto& [share, rows, first] : row_groups(u, x.rows(), u.logit_rows)) {
     const HeadRows of = rows_of(u, x, made.losses, rows);
     const std::vector<View> logits = logits_of(u, w, of.h);
     if (of_tokens) {
@@ -501,7 +483,7 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
     judge_targets(u, c, w, x, losses);
     return;
   }
-  for (const auto& [share, rows] : row_groups(u, x.rows())) {
+  for (const auto& [share, rows, first] : row_groups(u, x.rows(), u.logit_rows)) {
     const HeadRows of = rows_of(u, x, losses, rows);
     classify(u, c, logits_of(u, w, of.h), of, {});
   }
@@ -563,7 +545,7 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
   std::vector<ShareSum> d_matrix, d_bias;
   for (std::size_t i = 0; i < g.matrix.size(); ++i)
     d_matrix.emplace_back(u, g.matrix[i]), d_bias.emplace_back(u, bias_of(g, i));
-  for (const auto& [share, rows] : row_groups(u, n.x.rows())) {
+  for (const auto& [share, rows, first] : row_groups(u, n.x.rows(), u.logit_rows)) {
     const std::vector<View> logits = logits_gradient(u, c, w, n.x, losses, judged, rows);
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardInput{.d_y = logits[i],
@@ -571,7 +553,6 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
                                 .d_x = d_x.part(i).row_range(rows.begin, rows.count())});
     }
     if (rows.end == n.x.rows()) d_x.start();
-    const bool first = rows.begin == share * (n.x.rows() / u.context.own());
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardWeight{.d_y = logits[i],
                                  .x = n.x.row_range(rows.begin, rows.count()),

@@ -11,13 +11,15 @@ namespace {
 
 /// What is minimised of each token beside the losses of targets, from what the deck weighs it with:
 /// the mean over a sample's tokens, which weighs as much as the sample's targets, is weight x E x
-/// the sum over experts of their share of choices times their mean share of scores.
+/// the sum over experts of their share of choices, the sample's or those of the step before, times
+/// their mean share of scores.
 RouterTerms terms_of(const UnitContext& u, const ModelConfig& c) {
   if (!u.training) return {};
   const std::int64_t t = u.micro_batch().sequence;
   const float token = static_cast<float>(c.targets_of(t)) / static_cast<float>(t);
+  const auto experts = static_cast<float>(c.experts.count);
   const float even =
-      static_cast<float>(c.experts.count) / static_cast<float>(c.experts.routing.choices * t);
+      c.experts.shares ? experts : experts / static_cast<float>(c.experts.routing.choices * t);
   return {.balance = u.router_terms.balance * token * even, .z = u.router_terms.z * token};
 }
 
@@ -87,7 +89,7 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
   };
   RoutedTokens r{.h = h,
                  .jittered = h,
-                 .logits = floats(n, e.count),
+                 .scores = floats(n, e.count),
                  .stats = floats(n, kRouteStats),
                  .experts = u.tensor(Keep::expensive, DType::i32, {n, k}),
                  .weights = floats(n, k),
@@ -97,21 +99,26 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
     r.jittered = u.activation(Keep::cheap, c.hidden);
     u.run(ApplyDropout{.x = h, .out = r.jittered, .dropout = jitter});
   }
-  u.run(Linear{.x = r.jittered, .weight = router_w, .y = r.logits});
-  u.run(Route{.logits = r.logits,
+  const bool joins = e.gates == RouterGates::two_levels;
+  const View logits =
+      joins ? u.tensor(Keep::transient, DType::f32, {n, e.router_rows()}) : r.scores;
+  u.run(Linear{.x = r.jittered, .weight = router_w, .y = logits});
+  if (joins) u.run(JoinGates{.logits = logits, .joined = r.scores, .routing = e.routing});
+  const Routing routing = e.last_routing();
+  u.run(Route{.logits = r.scores,
               .bias = router_b,
               .experts = r.experts,
               .weights = r.weights,
               .stats = r.stats,
-              .routing = e.routing});
-  if (terms_of(u, c).balance > 0) {
+              .routing = routing});
+  if (terms_of(u, c).balance > 0 && !e.shares) {
     r.counts = floats(batch, e.count);
-    u.run(ExpertLoad{.logits = r.logits,
+    u.run(ExpertLoad{.logits = r.scores,
                      .stats = r.stats,
                      .experts = r.experts,
                      .counts = r.counts,
                      .shares = u.tensor(Keep::transient, DType::f32, {batch, e.count}),
-                     .routing = e.routing});
+                     .routing = routing});
   }
   if (u.choices) {
     u.run(CountChoices{.experts = r.experts,
@@ -155,9 +162,8 @@ DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const Rou
   return to;
 }
 
-void experts_forward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
-                     const DispatchedTokens& to, const ExpertsChunk& w, ExpertsSaved& s,
-                     const View& out) {
+void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedTokens& to,
+                     const ExpertsChunk& w, ExpertsSaved& s) {
   const std::int64_t rows = to.rows.rows(), own = to.experts.count() / u.experts.ranks;
   const bool alone = u.experts.ranks == 1;
   s.dispatched = to;
@@ -181,8 +187,12 @@ void experts_forward(UnitContext& u, const ModelConfig& c, const RoutedTokens& r
                        .copies = to.copies});
   });
   s.out = alone ? made : come_back(u, to, made, Keep::expensive);
+}
+
+void combine_experts(UnitContext& u, const RoutedTokens& routed, const ExpertsSaved& s,
+                     const View& out) {
   u.run(CombineRows{
-      .rows = s.out, .weights = routed.weights, .place = to.place, .out = out.matrix()});
+      .rows = s.out, .weights = routed.weights, .place = s.dispatched.place, .out = out.matrix()});
 }
 
 ExpertsBackward::ExpertsBackward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
@@ -211,7 +221,7 @@ View ExpertsBackward::spread(const DispatchedTokens& to) const {
   return u_.experts.ranks > 1 ? leave(u_, to, d_rows, Keep::transient) : d_rows;
 }
 
-void ExpertsBackward::input(const ExpertsChunk& w, const ExpertsSaved& saved, const View& d_x) {
+void ExpertsBackward::begin(const ExpertsSaved& saved) {
   const DispatchedTokens& to = saved.dispatched;
   const std::int64_t copies = routed_.weights.elements();
   u_.run(RowDots{.x = d_out_,
@@ -219,43 +229,65 @@ void ExpertsBackward::input(const ExpertsChunk& w, const ExpertsSaved& saved, co
                  .place = to.place,
                  .dots = dots_.range(std::ssize(chunks_) * copies, copies)});
   const bool again = !chunks_.empty() && chunks_.back().dispatched().experts == to.experts;
-  const View d_rows = again ? chunks_.back().d_rows : spread(to);
-  const View d_act = rows(to, w.down_w.cols()), d_up = rows(to, saved.up.cols()),
-             d_copies = rows(to, c_.hidden);
+  chunks_.push_back({.saved = &saved,
+                     .d_rows = again ? chunks_.back().d_rows : spread(to),
+                     .d_up = {},
+                     .d_copies = {}});
+}
+
+void ExpertsBackward::products(const ExpertsChunk& w) {
+  Chunk& chunk = chunks_.back();
+  const ExpertsSaved& saved = *chunk.saved;
+  const DispatchedTokens& to = saved.dispatched;
+  const View d_act = rows(to, w.down_w.cols()), d_copies = rows(to, c_.hidden);
+  chunk.d_up = rows(to, saved.up.cols());
   for_slots(u_, to, [&](const Slot& slot) {
-    u_.run(ExpertLinearBackwardInput{.d_y = slot.of(d_rows),
+    u_.run(ExpertLinearBackwardInput{.d_y = slot.of(chunk.d_rows),
                                      .weight = w.down_w,
                                      .begins = slot.begins,
                                      .d_x = slot.of(d_act),
                                      .copies = to.copies});
   });
-  u_.run(ActivateBackward{.x = saved.up, .d_y = d_act, .d_x = d_up, .kind = c_.activation});
+  u_.run(ActivateBackward{.x = saved.up, .d_y = d_act, .d_x = chunk.d_up, .kind = c_.activation});
   for_slots(u_, to, [&](const Slot& slot) {
-    u_.run(ExpertLinearBackwardInput{.d_y = slot.of(d_up),
+    u_.run(ExpertLinearBackwardInput{.d_y = slot.of(chunk.d_up),
                                      .weight = w.up_w,
                                      .begins = slot.begins,
                                      .d_x = slot.of(d_copies),
                                      .copies = to.copies});
   });
-  const View d_back =
-      u_.experts.ranks > 1 ? come_back(u_, to, d_copies, Keep::transient) : d_copies;
-  u_.run(CombineRows{.rows = d_back, .place = to.place, .out = d_x.matrix()});
-  chunks_.push_back({.saved = &saved, .d_rows = d_rows, .d_up = d_up});
+  chunk.d_copies = u_.experts.ranks > 1 ? come_back(u_, to, d_copies, Keep::transient) : d_copies;
 }
 
-void ExpertsBackward::logits() {
+void ExpertsBackward::input(const View& d_x) {
+  const Chunk& chunk = chunks_.back();
+  u_.run(
+      CombineRows{.rows = chunk.d_copies, .place = chunk.dispatched().place, .out = d_x.matrix()});
+}
+
+void ExpertsBackward::logits(const View& shares) {
   partial_.finish();
-  d_logits_ = u_.temporary({routed_.logits.rows(), routed_.logits.cols()});
+  const ExpertsConfig& e = c_.experts;
+  const std::int64_t n = routed_.scores.rows();
+  d_logits_ = u_.temporary({n, e.router_rows()});
+  const bool joined = e.gates == RouterGates::two_levels;
+  const View d_scores = joined ? u_.tensor(Keep::transient, DType::f32, {n, e.count}) : d_logits_;
   const RouterTerms terms = terms_of(u_, c_);
-  u_.run(RouteBackward{.logits = routed_.logits,
+  u_.run(RouteBackward{.logits = routed_.scores,
                        .stats = routed_.stats,
                        .experts = routed_.experts,
                        .d_weights = d_weights_,
-                       .counts = routed_.counts,
+                       .counts = terms.balance > 0 && e.shares ? shares : routed_.counts,
                        .scale = terms ? u_.scale : View{},
-                       .d_logits = d_logits_,
+                       .d_logits = d_scores,
                        .terms = terms,
-                       .routing = c_.experts.routing});
+                       .routing = e.last_routing()});
+  if (joined) {
+    u_.run(JoinGatesBackward{.joined = routed_.scores,
+                             .d_joined = d_scores,
+                             .d_logits = d_logits_,
+                             .routing = e.routing});
+  }
 }
 
 void ExpertsBackward::router_input(const View& router_w, const View& d_x) const {

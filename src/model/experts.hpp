@@ -20,8 +20,8 @@ struct ExpertsChunk {
 struct RoutedTokens {
   View h;                                // (B, T, C) what experts read
   View jittered;                         // what the router reads, which may be h
-  View logits, stats, experts, weights;  // of kernels::Route
-  View counts;                           // of kernels::ExpertLoad, where balance is weighed
+  View scores, stats, experts, weights;  // of kernels::Route: the logits that it has read, ...
+  View counts;                           // of kernels::ExpertLoad, where balance is weighed by it
   std::int64_t capacity = 0;             // of each expert, in tokens; 0: no limit
 };
 
@@ -49,10 +49,14 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
 DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                                  Range experts);
 
-/// out = the sum of what these experts, of which `w` is a chunk, make of each token that chose
-/// them.
-void experts_forward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
-                     const DispatchedTokens& to, const ExpertsChunk& w, ExpertsSaved& saved,
+/// What these experts, of which `w` is a chunk, make of each copy, which begins its way back. What
+/// is computed before combine_experts() goes on beside it, as what is computed after
+/// dispatch_tokens() goes on beside the way there.
+void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedTokens& to,
+                     const ExpertsChunk& w, ExpertsSaved& saved);
+
+/// out = the sum of what these experts have made of each token that chose them.
+void combine_experts(UnitContext& u, const RoutedTokens& routed, const ExpertsSaved& saved,
                      const View& out);
 
 /// The way back, in the order of its functions.
@@ -61,11 +65,15 @@ class ExpertsBackward {
   /// `d_out`: the gradient of the experts' output, at all positions; `chunks`: this rank's.
   ExpertsBackward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                   const View& d_out, std::int64_t chunks);
-  /// d_x = the gradient of what a chunk has read, of each chunk in order.
-  void input(const ExpertsChunk& w, const ExpertsSaved& saved, const View& d_x);
+  /// Of each chunk in order: gradients of what its experts have made begin their way there; these
+  /// make gradients of copies, which begin their way back; and d_x = the gradient of what the chunk
+  /// has read. What is computed between goes on beside their ways.
+  void begin(const ExpertsSaved& saved);
+  void products(const ExpertsChunk& w);
+  void input(const View& d_x);
   /// The gradient of the router's logits, once all chunks have gone so far. Its own terms enter
-  /// here.
-  void logits();
+  /// here, of which `shares` weigh experts where the model has them.
+  void logits(const View& shares);
   /// d_x = that of what the router has read.
   void router_input(const View& router_w, const View& d_x) const;
   /// Gradients of the parameters.
@@ -74,10 +82,10 @@ class ExpertsBackward {
 
  private:
   /// Of a chunk, and of what has arrived: what forward has saved; the gradients of what experts
-  /// have made (R, C), and of their first product.
+  /// have made (R, C), and of their first product; and those of copies of this rank's tokens.
   struct Chunk {
     const ExpertsSaved* saved;
-    View d_rows, d_up;
+    View d_rows, d_up, d_copies;
     const DispatchedTokens& dispatched() const { return saved->dispatched; }
   };
   View spread(const DispatchedTokens& to) const;

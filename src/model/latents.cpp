@@ -1,5 +1,8 @@
 #include "model/latents.hpp"
 
+#include <algorithm>
+
+#include "model/cached.hpp"
 #include "model/context_parallel.hpp"
 
 namespace tessera::model {
@@ -100,21 +103,88 @@ LatentsSaved make_latents(UnitContext& u, const ModelConfig& c, const BlockWeigh
   return s;
 }
 
+/// The queries of chunk i's heads.
+static View queries_of(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
+                       const BlockSaved& s, std::size_t i) {
+  const View q = u.activation(Keep::expensive, heads_of_chunk(u, c) * c.head_dim);
+  u.multiply(Linear{.x = s.latents.q ? s.latents.q : s.h1, .weight = w.chunks[i].qkv_w, .y = q});
+  rotate(u, rope_of(u, c, Rope::Direction::forward), q);
+  return q;
+}
+
 HeadInputs heads_of_latents(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                             const BlockSaved& s, std::size_t i, BlockSaved::Chunk& chunk) {
   const KeysAndValues columns(u, c);
   const std::int64_t heads = heads_of_chunk(u, c);
   const LatentsSaved& latents = s.latents;
-  chunk.qkv = u.activation(Keep::expensive, heads * c.head_dim);
-  u.multiply(
-      Linear{.x = latents.q ? latents.q : s.h1, .weight = w.chunks[i].qkv_w, .y = chunk.qkv});
-  rotate(u, rope_of(u, c, Rope::Direction::forward), chunk.qkv);
+  chunk.qkv = queries_of(u, c, w, s, i);
   chunk.kv = u.activation(Keep::expensive, columns.keys + columns.values);
   u.multiply(Linear{.x = latents.kv, .weight = w.chunks[i].kv_w, .y = chunk.kv});
   chunk.qk = u.activation(Keep::cheap, heads * c.head_dim);
   u.run(JoinHeads{
       .own = columns.k(chunk.kv), .shared = latents.rope, .out = chunk.qk, .heads = heads});
   return {.q = chunk.qkv, .k = chunk.qk, .v = columns.v(chunk.kv)};
+}
+
+/// What queries (B, T, H, latent + R) see of each sequence's latents: (B, T, H latent).
+static void attend_to_latents(UnitContext& u, AttentionShape shape, const View& q,
+                              const std::vector<View>& latents, const View& out) {
+  shape.kv_heads = 1, shape.group = shape.skip = 0;
+  shape.head_dim = q.cols() / shape.heads, shape.value_dim = out.cols() / shape.heads;
+  for (std::size_t i = 0; i < latents.size(); ++i) {
+    const auto sequence = static_cast<std::int64_t>(i);
+    u.run(Attention{.q = sequences(q, sequence, 1),
+                    .k = latents[i],
+                    .v = latents[i].col_range(0, shape.value_dim),
+                    .out = sequences(out, sequence, 1),
+                    .lse = {},
+                    .documents = {},
+                    .shape = shape,
+                    .dropout = {}});
+  }
+}
+
+void attend_latents(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
+                    const BlockSaved& s, std::size_t i, const AttentionShape& shape,
+                    BlockSaved::Chunk& chunk) {
+  const MicroBatch& batch = u.micro_batch();
+  check_cached(u);
+  std::vector<View> cached;
+  for (std::int64_t n = 0; n < batch.batch; ++n)
+    cached.push_back(remember(u, u.cache->k, n, {s.latents.kv, s.latents.rope}));
+  const bool begin = std::ranges::all_of(
+      batch.cached, [](const CachedTokens& earlier) { return earlier.tokens == 0; });
+  if (begin && batch.sequence > 1) {  // heads of many tokens are narrower than latents
+    const HeadInputs heads = heads_of_latents(u, c, w, s, i, chunk);
+    return u.run(Attention{.q = heads.q,
+                           .k = heads.k,
+                           .v = heads.v,
+                           .out = chunk.att,
+                           .lse = {},
+                           .documents = {},
+                           .shape = shape,
+                           .dropout = {}});
+  }
+  const std::int64_t own = own_columns(c), latent = c.latent.kv, wide = latent + c.latent.rope,
+                     values = c.values();
+  const View queries = queries_of(u, c, w, s, i), &kv_w = w.chunks[i].kv_w;
+  const View q = u.activation(Keep::transient, shape.heads * wide),
+             seen = u.activation(Keep::transient, shape.heads * latent);
+  for (std::int64_t h = 0; h < shape.heads; ++h) {
+    const View of_head = queries.col_range(h * c.head_dim, c.head_dim),
+               to = q.col_range(h * wide, wide);
+    u.run(LinearBackwardInput{.d_y = of_head.col_range(0, own),
+                              .weight = kv_w.row_range(h * own, own),
+                              .d_x = to.col_range(0, latent)});
+    u.run(Convert{.x = of_head.col_range(own, c.latent.rope),
+                  .out = to.col_range(latent, c.latent.rope)});
+  }
+  attend_to_latents(u, shape, q, cached, seen);
+  for (std::int64_t h = 0; h < shape.heads; ++h) {
+    u.run(Linear{.x = seen.col_range(h * latent, latent),
+                 .weight = kv_w.row_range(shape.heads * own + h * values, values),
+                 .y = chunk.att.col_range(h * values, values)});
+  }
 }
 
 LatentsBackward::LatentsBackward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,

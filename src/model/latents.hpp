@@ -31,6 +31,14 @@ struct HeadInputs {
 HeadInputs heads_of_latents(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                             const BlockSaved& s, std::size_t i, BlockSaved::Chunk& chunk);
 
+/// Attention of chunk i where the cache has latents (KvCache), behind which this micro-batch's are
+/// put: queries are multiplied with what makes a head's keys, and what attention sees of latents
+/// with what makes its values, so that neither is made of earlier tokens (DeepSeek-V2, section
+/// 2.1.2). `shape`: of the heads. Writes chunk.att. Adapters beside these matrices are not heeded.
+void attend_latents(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
+                    const BlockSaved& s, std::size_t i, const kernels::AttentionShape& shape,
+                    BlockSaved::Chunk& chunk);
+
 /// The way back, of all chunks: first each one's heads, then what all have read.
 class LatentsBackward {
  public:

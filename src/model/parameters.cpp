@@ -90,7 +90,7 @@ void add_feed_forward(std::vector<ParamDesc>& params, const ModelConfig& c, std:
     return add_matrices(params, c, 1, c.ffn_hidden, out_std, MatricesOf::layer,
                         [&](std::int64_t) { return mlp; });
   }
-  params.push_back(matrix(mlp + "router.weight", e.count, c.hidden, c.init_std));
+  params.push_back(matrix(mlp + "router.weight", e.router_rows(), c.hidden, c.init_std));
   add_matrices(params, c, e.count, e.hidden, out_std,
                split == ExpertSplit::experts ? MatricesOf::whole_experts : MatricesOf::experts,
                [&](std::int64_t i) { return fmt::format("{}expert.{}.", mlp, i); });
@@ -273,16 +273,18 @@ UnitDesc take_experts(UnitDesc& block) {
   return experts;
 }
 
-/// The bias by which a block's experts are chosen.
+/// What is kept of how often each of a block's experts is chosen.
 UnitDesc balance(const ModelConfig& c, const UnitDesc& block) {
+  const auto of = c.experts.bias ? kernels::BalanceBy::bias : kernels::BalanceBy::shares;
+  const char* name = c.experts.bias ? ".mlp.router.bias" : ".mlp.router.shares";
   return {.name = block.name + ".balance",
           .kind = UnitKind::block_part,
-          .params = {vector(block.name + ".mlp.router.bias", c.experts.count)},
+          .params = {vector(block.name + name, c.experts.count)},
           .traits = {.trained = false,
                      .stored = {},
                      .type = DType::f32,
                      .divided = false,
-                     .balances = true},
+                     .balances = of},
           .layer = block.name,
           .tile = {}};
 }
@@ -347,8 +349,9 @@ void freeze(std::vector<UnitDesc>& units, const ModelConfig& c) {
   for (UnitDesc& unit : units) {
     const bool named = std::ranges::any_of(
         c.frozen, [&](const std::string& pattern) { return matches_pattern(pattern, unit.layer); });
-    if (named || (c.adapter.rank > 0 && !unit.has_adapters()))
-      unit.traits.trained = unit.traits.balances = false;
+    if (!named && (c.adapter.rank == 0 || unit.has_adapters())) continue;
+    unit.traits.trained = false;
+    if (unit.traits.balances == kernels::BalanceBy::bias) unit.traits.balances.reset();
   }
 }
 
@@ -437,7 +440,7 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
     if (division.expert_ranks) experts = take_experts(own);
     add_block(units, own, chunks, division);
     if (!experts.params.empty()) units.push_back(std::move(experts));
-    if (c.experts.bias && c.experts.in(i)) units.push_back(balance(c, whole));
+    if ((c.experts.bias || c.experts.shares) && c.experts.in(i)) units.push_back(balance(c, whole));
     if (c.adapter.rank > 0) add_adapters(units, c.adapter, whole);
   }
   if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);

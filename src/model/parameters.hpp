@@ -98,9 +98,9 @@ struct UnitTraits {
   /// Whether ZeRO may divide the unit among the ranks that share it, and it may live elsewhere than
   /// on the device; else each rank has all of it there.
   bool divided = true;
-  /// Whether it is moved by how often each expert of its layer is chosen (kernels::BalanceExperts):
-  /// it has no gradient.
-  bool balances = false;
+  /// What it keeps of how often each expert of its layer is chosen (kernels::BalanceExperts), where
+  /// it does: it has no gradient.
+  std::optional<kernels::BalanceBy> balances;
   /// Ranks of such a group use the same parameters for different samples: gradients are summed over
   /// them, and ZeRO divides the unit among them.
   MeshGroup shared_by = MeshGroup::data;
@@ -170,8 +170,8 @@ struct UnitDivision {
 /// says; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
 ///
-/// A block's parameters are one unit, or several where `division` says so. The bias by which its
-/// experts are chosen is one in f32 that all ranks have, whatever else is rounded or divided:
+/// A block's parameters are one unit, or several where `division` says so. What is kept of choices
+/// of its experts is one in f32 that all ranks have, whatever else is rounded or divided:
 /// common offsets are many times as large as what tells biases apart. Its adapters are another one;
 /// where the model has adapters, all other units are frozen, and so are those of layers that the
 /// configuration freezes.

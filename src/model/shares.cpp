@@ -2,6 +2,7 @@
 // by shares, where its masks or its bits depend on which rows it has.
 #include "model/shares.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <vector>
@@ -14,6 +15,18 @@ View sequences(View v, std::int64_t first, std::int64_t count) {
   v.data += first * (v.rows() / v.extent(0)) * v.ld * size_of(v.type);
   v.shape[0] = count;
   return v;
+}
+
+std::vector<RowGroup> row_groups(const UnitContext& u, std::int64_t all, std::int64_t most) {
+  const std::int64_t shares = u.context.own(), rows = all / shares;
+  const std::int64_t each = most > 0 ? most : rows;
+  std::vector<RowGroup> groups;
+  for (std::int64_t share = 0; share < shares; ++share) {
+    const std::int64_t begin = share * rows, end = begin + rows;
+    for (std::int64_t r = begin; r < end; r += each)
+      groups.push_back({share, {r, std::min(end, r + each)}, r == begin});
+  }
+  return groups;
 }
 
 OwnChunk own_chunk(const UnitContext& u, std::int64_t share, std::int64_t half) {

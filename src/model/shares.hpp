@@ -2,6 +2,8 @@
 // its shares of them.
 #pragma once
 
+#include <vector>
+
 #include "model/context.hpp"
 
 namespace tessera::model {
@@ -31,6 +33,15 @@ void for_each_own_chunk(const UnitContext& u, F&& f) {
   for (std::int64_t share = 0; share < u.context.own(); ++share)
     for (const std::int64_t half : {0, 1}) f(own_chunk(u, share, half));
 }
+
+/// Rows of a micro-batch, of one of this rank's shares, that go through something at once.
+struct RowGroup {
+  std::int64_t share;
+  Range rows;
+  bool first;  // of the share
+};
+/// Groups of `most` of `all` rows, the same whatever the layout; 0: of a share.
+std::vector<RowGroup> row_groups(const UnitContext& u, std::int64_t all, std::int64_t most);
 
 /// A gradient of which each of this rank's shares of sequences gives a part; the parts are added in
 /// a tree. With one share the part is the gradient.

@@ -92,6 +92,8 @@ model::ExpertsConfig experts_config(const deck::MoeSection& m) {
           .capacity = m.capacity,
           .jitter = static_cast<float>(m.jitter),
           .bias = m.bias,
+          .shares = m.aux_over == deck::AuxOver::global_batch,
+          .gates = m.gates,
           .routing = {.choices = m.top_k,
                       .scores = m.scores,
                       .normalized = m.normalize,
@@ -290,6 +292,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.documents = {.separate = deck.data.documents == deck::Documents::separate,
                   .positions = deck.data.positions == deck::Positions::document};
   in.logit_rows = deck.memory.logits.value_or(0);
+  in.inner_rows = deck.memory.ffn;
   const auto smoothing = static_cast<float>(deck.task.label_smoothing);
   if (deck::has_pairs(deck.task.kind)) {
     in.preference = {.kind = preference_kind(deck.task.kind),

@@ -334,7 +334,8 @@ ExitCode run(ClassifyOptions& o) {
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
   std::optional<ProgressLine> progress(std::in_place, "loading", ProgressLine::Unit::bytes);
   train::Generator generator(setup::model_config(source.model, source.task), *backend.device,
-                             *backend.device_tier, tell_progress(source, *progress));
+                             *backend.device_tier, tell_progress(source, *progress),
+                             {.most_head_dim = backend::most_head_dim(backend.kind)});
   progress.reset();
   std::optional<io::ChatTemplate> chat;
   if (o.chat) {

@@ -45,7 +45,8 @@ std::vector<float> logits_of(const ModelSource& of, const train::ParameterSource
   return all;
 }
 
-/// The source's weights as they are on the way back from a file of `type`.
+/// The source's weights as they are on the way back from a file of `type`; what files do not have
+/// is as it is.
 train::ParameterSource as_stored(const train::ParameterSource& source,
                                  const io::HfArchitecture& architecture, DType type) {
   std::map<std::string, io::HfTensor, std::less<>> tensors;
@@ -53,7 +54,9 @@ train::ParameterSource as_stored(const train::ParameterSource& source,
     tensors.emplace(tensor.parameter, tensor);
   return [=](const model::ParamDesc& p, Range range, std::span<float> out) {
     source(p, range, out);
-    for (float& x : out) x = tensors.find(p.name)->second.as_stored(x, type);
+    const auto tensor = tensors.find(p.name);
+    if (tensor == tensors.end()) return;
+    for (float& x : out) x = tensor->second.as_stored(x, type);
   };
 }
 

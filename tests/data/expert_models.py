@@ -11,6 +11,11 @@ MODELS = {
     "mixtral": (COMMON, {"experts": 4, "top_k": 2, "aux_loss": 0.2, "z_loss": 0.05}),
     "dropping": (COMMON, {"experts": 4, "top_k": 2, "capacity": 1.1, "z_loss": 0.05}),
     "jittered": (COMMON, {"experts": 4, "top_k": 2, "aux_loss": 0.2, "z_loss": 0.05, "jitter": 0.25}),
+    # Of 12 experts in 3 groups two of each of two groups.
+    "levels": (COMMON, {"experts": 12, "top_k": 4, "groups": 3, "group_top": 2, "gates": "two_levels",
+                        "ffn_hidden": 24, "scale": 1.5, "aux_loss": 0.3}),
+    "global": (COMMON, {"experts": 4, "top_k": 2, "aux_loss": 0.5, "aux_over": "global_batch",
+                        "z_loss": 0.05}),
     "qwen": ({**COMMON, "qk_norm": "head"},
              {"experts": 8, "top_k": 3, "ffn_hidden": 24, "normalize": False, "groups": 4,
               "group_top": 2, "aux_loss": 0, "z_loss": 0.1}),

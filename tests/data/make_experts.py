@@ -30,10 +30,13 @@ class Model:
     def __init__(self, name, weights):
         self.m, self.moe = models.MODELS[name]
         self.w = weights
-        self.bias = {}  # by layer of experts, by which they are chosen
-        if self.moe.get("bias"):
-            self.bias = {key.removesuffix(".router.bias"): torch.zeros_like(weights.pop(key))
-                         for key in list(weights) if key.endswith(".router.bias")}
+        self.bias = self.take(".router.bias")  # by layer of experts, by which they are chosen
+        self.shares = self.take(".router.shares")  # of the last step's choices, by which balance is weighed
+
+    def take(self, suffix):
+        """What of each layer of experts is no weight, by layer, and 0 at first."""
+        return {key.removesuffix(suffix): torch.zeros_like(self.w.pop(key))
+                for key in list(self.w) if key.endswith(suffix)}
 
     def feed_forward(self, x, at):
         linear = lambda y, p: y @ self.w[f"{at}.{p}.weight"].T
@@ -57,6 +60,17 @@ class Model:
             -1, value.topk(top, -1).indices, True)
         return open_groups.repeat_interleave(of_groups.shape[-1], -1)
 
+    def two_levels(self, logits):
+        """The product of the softmaxes of what a gate over groups keeps, and of what one in each group does."""
+        experts, groups, top = (self.moe[key] for key in ("experts", "groups", "group_top"))
+
+        def gate(x, keep):
+            ordered = x.sort(-1, descending=True).values
+            self.margin = min(self.margin, (ordered[..., keep - 1] - ordered[..., keep]).min().item())
+            return x.masked_fill(x < ordered[..., keep - 1:keep], -torch.inf).softmax(-1)
+        within = gate(logits[..., :experts].unflatten(-1, (groups, -1)), self.moe["top_k"] // top)
+        return (gate(logits[..., experts:], top)[..., None] * within).flatten(-2)
+
     def jittered(self, x, layer):
         """What a layer's router reads of x (B, T, C), whose samples are the step's. Layer 0 is the
         embedding."""
@@ -73,7 +87,10 @@ class Model:
         k, experts = self.moe["top_k"], self.moe["experts"]
         logits = self.jittered(x, layer) @ self.w[f"{at}.router.weight"].T
         sigmoid = self.moe.get("scores") == "sigmoid"
-        scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+        if "gates" in self.moe:
+            scores = self.two_levels(logits)
+        else:
+            scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
         keys = scores + self.bias[at] if at in self.bias else scores
         may = keys.masked_fill(~self.allowed(keys), -torch.inf)
         ordered = may.sort(-1, descending=True).values
@@ -93,7 +110,7 @@ class Model:
         if "shared_ffn_hidden" in self.moe:
             out = out + self.feed_forward(x, f"{at}.shared")
         hot = F.one_hot(chosen, experts).sum(-2).to(x.dtype)
-        share = hot.mean(1) / k
+        share = self.shares[at] if at in self.shares else hot.mean(1) / k
         probability = (scores / scores.sum(-1, keepdim=True)).mean(1)
         balance = experts * (share.detach() * probability).sum(-1)  # of each sequence
         weight = self.moe.get("aux_loss", 0 if self.bias else 0.01)
@@ -104,10 +121,13 @@ class Model:
         return out
 
     def balance(self):
-        """Moves each bias against how much more often than on average its expert was chosen."""
+        """Moves each bias against how much more often than on average its expert was chosen, and keeps
+        each expert's share of choices."""
         for bias, counts in zip(self.bias.values(), self.choices):
             excess = torch.tensor(counts, dtype=bias.dtype) - sum(counts) / len(counts)
             bias -= self.moe["bias_update"] * excess.sign()
+        for shares, counts in zip(self.shares.values(), self.choices):
+            shares.copy_(torch.tensor(counts, dtype=shares.dtype) / sum(counts))
 
     def kept(self, chosen):
         """Which choices find room: of each micro-batch the first, by token and then by choice."""

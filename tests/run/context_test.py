@@ -90,7 +90,7 @@ class Bits(documents_test.DocumentsTest, LayoutTest):
                      "parallel__schedule": "zero_bubble"}),
                 mesh(tensor=2, parallel__sequence=False), mesh(data=2, zero__stage=1),
                 (2, {"parallel__context": 2, "offload__optimizer": "host"})])
-            self.assert_same({**family, **ANY_LAYOUT, "model__dropout": 0.1}, [
+            self.assert_same({**family, **ANY_LAYOUT, "model__dropout": 0.1, "memory__ffn": 3}, [
                 (2, {"parallel__context": 2}), (4, {"parallel__context": 4, "zero__stage": 3}),
                 (4, {"parallel__context": 2, "parallel__tensor": 2, "recompute__policy": "full"})])
         self.assert_same({**LLAMA, **ANY_LAYOUT, "precision__compute": "bf16",
@@ -147,11 +147,15 @@ class Elsewhere(LayoutTest):
 
 class WithOthers(LayoutTest):
     def test_as_on_one_rank(self):
-        """Curricula, experts that ranks divide, adapters with masks, token budgets, 16-bit sums."""
+        """Curricula, experts that ranks divide and what balances them by whole steps, rows in groups, adapters with
+        masks, 16-bit sums."""
         for changes, layouts in (
                 ({**LLAMA, "batch__curriculum": {"start": 8, "steps": 6, "round": 8}, "run__steps": 8}, ({},)),
                 ({**LLAMA, "moe__experts": 4, "moe__ffn_hidden": 16, "moe__aux_loss": 0.0,
                   "moe__jitter": 0.1},
+                 ({}, {"parallel__experts": 2})),
+                ({**LLAMA, "moe__experts": 4, "moe__ffn_hidden": 16, "moe__shared_ffn_hidden": 20,
+                  "moe__aux_loss": 0.5, "moe__aux_over": "global_batch", "memory__ffn": 5},
                  ({}, {"parallel__experts": 2})),
                 ({**LLAMA, "adapter__kind": "lora", "adapter__rank": 2, "adapter__dropout": 0.1,
                   "adapter__targets": ["*"]}, ({},)),

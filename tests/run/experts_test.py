@@ -2,12 +2,13 @@
 evaluation say of how experts are chosen, and what is refused."""
 
 import array
+import itertools
 import random
 import re
 import unittest
 
 import small_models
-from tessera import metrics, some_of, write_megatron
+from tessera import SOURCE, metrics, some_of, write_megatron
 
 import expert_models as models
 from small_decks import BATCH, LENGTH, MICRO
@@ -51,6 +52,13 @@ class Oracle(ExpertsTest):
         """By the numbers of each sample and layer, in forward and backward, made again or kept."""
         self.compare("jittered", (*LAYOUTS, *DIVIDED[:2]))
 
+    def test_gates_of_two_levels(self):
+        self.compare("levels", (*LAYOUTS[:4], *DIVIDED[:2]))
+
+    def test_balance_of_whole_steps(self):
+        """By the shares of the step before, which are exact on every layout."""
+        self.compare("global", (*LAYOUTS, *DIVIDED[:3]))
+
     def test_experts_that_have_no_room(self):
         self.compare("dropping", [layout for layout in LAYOUTS if "batch__micro" not in layout[1]])
 
@@ -89,7 +97,7 @@ class Oracle(ExpertsTest):
 class Bits(ExpertsTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
         for model, split in (("jittered", "experts"), ("deepseek", "width"), ("balanced", "width"),
-                             ("latent", "width")):
+                             ("latent", "width"), ("levels", "experts"), ("global", "width")):
             fixed = {**ANY_LAYOUT, "moe__split": split}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
             choices = [s["experts"] for s in self.steps_of(f"{model}_one")]
@@ -120,6 +128,14 @@ class Bits(ExpertsTest):
 
 
 class Shown(ExpertsTest):
+    def test_a_model_that_was_balanced_by_whole_steps_goes_out_and_in(self):
+        """Files of models know nothing of steps, so what is kept of them stays, and begins anew."""
+        self.train(1, self.deck_of("out", "global", model__family="mixtral"))
+        job = self.run_job(0, "export", self.dir / "out", "--to", self.dir / "hf")
+        self.assertEqual(job.code, 0, job.output)
+        self.train(1, self.deck_of("in", "global", model__family=None, model__init_from=str(self.dir / "hf")))
+        self.assertGreater(len(self.steps_of("in")), 1)
+
     def test_choices_of_an_evaluation(self):
         """Each token makes as many choices as the router has; the same on two layouts."""
         found = []
@@ -136,6 +152,41 @@ class Shown(ExpertsTest):
                 self.assertEqual(len(of["choices"]), 6)
                 self.assertEqual(sum(of["choices"]), 2 * tokens)
         self.assertIsNone(self.dense()["experts"])
+
+    def test_a_search_divides_experts(self):
+        """No layout of four ranks is faster than the first, whoever has the experts."""
+        deck = self.deck_of("searched", "mixtral", batch__global=64, model__hidden=512, model__context=512,
+                            moe__ffn_hidden=2048, moe__aux_loss=0)
+        machine = SOURCE / "slurm/machines/h100-dgx.toml"
+
+        def simulate(*options):
+            return self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", machine, *options)
+
+        def step_ms(job):
+            self.assertEqual(job.code, 0, job.output)
+            return float(re.search(r"^step +([0-9.]+) ms$", job.output, re.M)[1])
+
+        found = simulate("--search")
+        self.assertEqual(found.code, 0, found.output)
+        self.assertRegex(found.output, r"(?m)data x pipeline x tensor +experts  schedule")
+        best = float(re.search(r"^ 1 +([0-9.]+) ms", found.output, re.M)[1])
+        sets = re.search(r"^the first: (.*)$", found.output, re.M)[1].split()
+        self.assertEqual(step_ms(simulate(*sets)), best)
+        shown = {int(n) for n in re.findall(r"^ *\d+ +~?[0-9.]+ ms.* x \d+ +(\d+) +\S", found.output, re.M)}
+        self.assertGreater(len(shown), 1, found.output)
+        for experts, tensor, micro in itertools.product((1, 2, 4), (1, 2), (4, 16)):
+            words = (f"parallel.experts={experts}", f"parallel.tensor={tensor}", f"batch.micro={micro}",
+                     "zero.stage=1")
+            if experts * tensor <= 4:
+                job = simulate(*(x for word in words for x in ("--set", word)))
+                self.assertGreaterEqual(step_ms(job), best, words)
+        # Context ranks share what data ranks share. Nothing that is shown needs more than there is.
+        found = simulate("--search", "--set", "parallel.context=2", "--set", "memory.device=700MiB")
+        self.assertEqual(found.code, 0, found.output)
+        self.assertTrue(any(int(n) > 1 for n in re.findall(
+            r"(?m)^ *\d+ +~?[0-9.]+ ms.* x \d+ +(\d+) +\S", found.output)), found.output)
+        for memory in re.findall(r"(?m)^ *\d+ +~?[0-9.]+ ms.* ([0-9.]+) MiB", found.output):
+            self.assertLessEqual(float(memory), 700)
 
     def test_traffic_of_divided_experts(self):
         """Half of a token's copies go to the other rank and come back, forward and backward; of what is
@@ -201,8 +252,8 @@ class Shown(ExpertsTest):
 
 
 class Refused(ExpertsTest):
-    def expect(self, model, *texts, **changes):
-        job = self.run_job(1, "train", self.deck_of("bad", model, **changes))
+    def expect(self, model, *texts, ranks=1, **changes):
+        job = self.run_job(ranks, "train", self.deck_of("bad", model, **changes))
         self.assertEqual(job.code, 2, job.output)
         for text in texts:
             self.assertIn(text, " ".join(job.output.split()))
@@ -212,6 +263,26 @@ class Refused(ExpertsTest):
         self.expect("mixtral", "moe.jitter has no effect without moe.experts", moe__experts=0,
                     moe__jitter=0.1)
         self.expect("mixtral", "moe.router_jitter_noise", "moe.jitter", moe__router_jitter_noise=0.1)
+
+    def test_gates_of_two_levels(self):
+        self.expect("mixtral", "moe.gates has no effect without moe.groups", moe__gates="two_levels")
+        self.expect("levels", "moe.top_k = 3 is not two or more experts of each of moe.group_top = 2 "
+                    "groups of 4 (give one of 4, 6, 8)", moe__top_k=3)
+        self.expect("levels", "moe.top_k = 2 is not two or more", moe__top_k=2)
+        self.expect("levels", "moe.group_top = 1 is not possible with", moe__group_top=1, moe__top_k=2)
+        self.expect("levels", "moe.normalize = false is not possible with", moe__normalize=False)
+        self.expect("levels", 'moe.scores = "sigmoid" is not possible with', moe__scores="sigmoid")
+        self.expect("levels", "moe.z_loss = 0.1 is not possible with", moe__z_loss=0.1)
+        self.expect("levels", "moe.bias = true is not possible with", moe__bias=True)
+        self.expect("levels", "memory.ffn has no effect without dense feed-forward layers", memory__ffn=5)
+
+    def test_balance_of_whole_steps(self):
+        self.expect("global", "moe.aux_over has no effect without moe.aux_loss", moe__aux_loss=0)
+        self.expect("global", "moe.bias = true is not possible with moe.aux_over", moe__bias=True)
+        self.expect("global", 'moe.aux_over = "global_batch" does not go with batch.token_budget',
+                    batch__token_budget=24)
+        self.expect("mixtral", 'use 0, or moe.aux_over = "global_batch"', ranks=2,
+                    parallel__context=2)
 
     def test_decks(self):
         self.expect("mixtral", "moe.top_k = 5 is more than moe.experts = 4 (at most 4)", moe__top_k=5)

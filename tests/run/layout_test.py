@@ -124,6 +124,14 @@ class SameBits(LayoutTest):
             mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),
             mesh(data=2, tensor=2, pipeline=2, zero__stage=3)])
 
+    def test_feed_forward_in_groups_of_rows(self):
+        """Which divide no sequence evenly, and are the same rows on every layout."""
+        for family, rows in ((GPT2, 5), (LLAMA, 7)):
+            self.assert_same({**family, **ANY_LAYOUT, "memory__ffn": rows}, [
+                mesh(tensor=2), mesh(tensor=4, parallel__sequence=False),
+                mesh(data=2, tensor=2, zero__stage=3, recompute__policy="full"),
+                mesh(data=2, pipeline=2, zero__stage=1, recompute__policy="selective")])
+
     def test_latents(self):
         """Chunks of latents are put together, and gradients of all latents are sums over chunks."""
         self.assert_same({**LATENT, **ANY_LAYOUT, "model__dropout": 0.1}, [

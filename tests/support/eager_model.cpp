@@ -89,6 +89,7 @@ struct EagerModel::Pass {
     u.layer = layer;
     u.scale = factor;
     u.router_terms = model.router_terms;
+    u.inner_rows = model.inner_rows_;
     u.reach = model.config_.reach_of(static_cast<std::int64_t>(layer) - 1);
     return u;
   }
@@ -174,10 +175,12 @@ struct EagerModel::Pass {
 };
 
 EagerModel::EagerModel(const model::ModelConfig& config, DType compute, std::uint64_t dropout_seed,
-                       kernels::Device& device, const train::ParameterSource& source)
+                       kernels::Device& device, const train::ParameterSource& source,
+                       std::int64_t inner_rows)
     : config_(config),
       compute_(compute),
       seed_(dropout_seed),
+      inner_rows_(inner_rows),
       device_(device),
       units_(model::model_units(config)) {
   for (const auto& unit : units_) {

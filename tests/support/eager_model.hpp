@@ -11,7 +11,8 @@ namespace tessera::test {
 class EagerModel {
  public:
   EagerModel(const model::ModelConfig& config, DType compute, std::uint64_t dropout_seed,
-             kernels::Device& device, const train::ParameterSource& parameters);
+             kernels::Device& device, const train::ParameterSource& parameters,
+             std::int64_t inner_rows = 0);
 
   /// Master weights of all units, one after another, each in its flat layout for one rank; loss()
   /// and backward() read them, rounded to the compute type.
@@ -24,7 +25,6 @@ class EagerModel {
 
   /// What is minimised of routers beside the losses.
   kernels::RouterTerms router_terms;
-
   /// Per-token losses, dropout as in training.
   std::vector<float> losses(const TokenBatch& batch);
   struct Gradients {
@@ -41,6 +41,7 @@ class EagerModel {
   model::ModelConfig config_;
   DType compute_;
   std::uint64_t seed_;
+  std::int64_t inner_rows_;  // UnitContext::inner_rows
   kernels::Device& device_;
   std::vector<model::UnitDesc> units_;
   std::vector<zero::UnitLayout> layouts_;

@@ -81,6 +81,28 @@ void choose(const Routing& r, const float* keys, std::int64_t experts, std::int3
 
 }  // namespace
 
+void join_gates(const JoinGates& a, Range rows) {
+  for (std::int64_t n = rows.begin; n < rows.end; ++n)
+    kernels::join_gates(a.routing, columns_of(a.joined), row_of<float>(a.logits, n),
+                        row_of<float>(a.joined, n));
+}
+
+void join_gates_backward(const JoinGatesBackward& a, Range rows) {
+  const std::int64_t experts = columns_of(a.joined);
+  float d[kMostExperts + kMostGroups];
+  for (std::int64_t n = rows.begin; n < rows.end; ++n) {
+    separate_gates(a.routing, experts, row_of<float>(a.joined, n), row_of<float>(a.d_joined, n),
+                   [&](std::int64_t i, float slope) { d[i] = slope; });
+    with_type(a.d_logits.type, [&]<typename T>() {
+      for_vectors(
+          experts + a.routing.groups, [&](std::int64_t i,
+                                          std::int64_t count) __attribute__((always_inline)) {
+            store(row_of<T>(a.d_logits, n) + i, load(d + i, count), count);
+          });
+    });
+  }
+}
+
 void route(const Route& a, Range rows) {
   const std::int64_t experts = columns_of(a.logits), choices = a.routing.choices;
   const auto* bias = reinterpret_cast<const float*>(a.bias.data);

@@ -54,6 +54,8 @@ inline constexpr std::int64_t kMostFewRows = 32;
   /* Of some of the (B, C) results, counted row by row. */ \
   F(pool, void(const Pool&, Range elements)) \
   F(pool_backward, void(const PoolBackward&, Range rows)) \
+  F(join_gates, void(const JoinGates&, Range rows)) \
+  F(join_gates_backward, void(const JoinGatesBackward&, Range rows)) \
   F(route, void(const Route&, Range rows)) \
   F(route_backward, void(const RouteBackward&, Range rows)) \
   /* Sixteen neighbouring experts of a sample each, counted sample by sample. */ \

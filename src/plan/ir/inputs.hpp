@@ -143,6 +143,7 @@ struct PlanInputs {
   OffloadInputs offload;
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
+  std::int64_t inner_rows = 0;  // likewise inner columns of dense feed-forward layers
   kernels::LossTerms loss_terms;
   kernels::PreferenceTerms preference;  // where samples are pairs
   std::optional<PolicyInputs> policy;   // where training's targets are tokens that the model drew

@@ -115,7 +115,7 @@ enum class OpKind : std::uint8_t {
   tie_gradients,     // the sums of tied embeddings at both ends of the pipeline
   gather_gradients,  // the sums back to everybody (ZeRO-0)
   norm,              // exact sums and flags over all ranks, and the verdict
-  balance,           // biases by which experts are chosen move by the step's choices
+  balance,           // what balances experts follows the step's choices
   update,            // the optimizer on elements of one unit's owned range, or a pass of it
   tensor_sums,       // what an update's second pass needs of whole tensors, over all ranks
   matrices,          // what updates need of whole matrices: their way home, there, and back

@@ -74,8 +74,8 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
                                            .clip_norm = in.optimizer.clip_norm}}));
 }
 
-/// Biases by which experts are chosen move by what all ranks have chosen in the step, if it is
-/// applied; at once, also where updates are deferred.
+/// What balances experts follows what all ranks have chosen in the step, if it is applied; at once,
+/// also where updates are deferred.
 void add_balance(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   std::int64_t layers = 0;  // so far, of those that have experts
   for (std::size_t u = 0; u < states.size(); ++u) {
@@ -86,8 +86,9 @@ void add_balance(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
     plan.ops.push_back(op_of(OpKind::balance, Stream::compute, u,
                              kernels::KernelCall{kernels::BalanceExperts{
                                  .choices = plan.choices.row_range(layers - 1, 1).range(0, experts),
-                                 .bias = states[u].parameters.range(0, experts),
+                                 .kept = states[u].parameters.range(0, experts),
                                  .verdict = plan.verdict,
+                                 .by = *unit.traits.balances,
                                  .rate = in.balance_rate}}));
   }
 }

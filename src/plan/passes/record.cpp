@@ -114,6 +114,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.operands = in.operands;
   u_.order = in.order;
   u_.logit_rows = in.logit_rows;
+  u_.inner_rows = in.inner_rows;
   u_.loss_terms = in.loss_terms;
   u_.router_terms = in.router_terms;
   u_.preference = in.preference;

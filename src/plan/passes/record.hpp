@@ -103,6 +103,7 @@ struct RecordInputs {
   std::int64_t micro = 0, sequence = 0;
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // UnitContext::logit_rows
+  std::int64_t inner_rows = 0;  // UnitContext::inner_rows
   kernels::LossTerms loss_terms;
   kernels::PreferenceTerms preference;
   std::optional<PolicyInputs> policy;  // in training

@@ -335,6 +335,7 @@ class Scheduler {
                           .sequence = rows_.sequence,
                           .documents = in_.documents,
                           .logit_rows = in_.logit_rows,
+                          .inner_rows = in_.inner_rows,
                           .loss_terms = in_.loss_terms,
                           .preference = in_.compared(plan_.shape),
                           .policy = policy(),

@@ -18,11 +18,12 @@ void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
 }
 
-/// Whether a step moves the unit by choices of experts.
+/// Whether a step keeps something of its choices of experts in the unit.
 static bool balances_in(const PlanInputs& in, const model::UnitDesc& unit, const PlanShape& shape) {
   const bool trains =
       shape.purpose == PlanPurpose::train || shape.purpose == PlanPurpose::train_snapshot;
-  return unit.traits.balances && in.balance_rate > 0 && trains;
+  const auto by = unit.traits.balances;
+  return by && (by == kernels::BalanceBy::shares || in.balance_rate > 0) && trains;
 }
 
 /// The flat elements of a unit behind its matrices that are made orthogonal, which come first.

@@ -126,6 +126,9 @@ struct CostOf {
     } else if constexpr (requires { args.operands; }) {
       const bool fp8 = args.operands == kernels::Operands::fp8;
       return args.flop() / machine.gemm_rate(fp8 ? DType::e4m3 : stored_type(args), args.flop());
+    } else if constexpr (requires { args.copies; }) {  // a product for each expert
+      const double experts = static_cast<double>(args.begins.elements() - 1);
+      return args.flop() / machine.gemm_rate(stored_type(args), args.flop() / experts);
     } else {
       return 0;
     }

@@ -195,7 +195,7 @@ class LossCheck {
     if (!decided_ || row < 0 || !of_layer || balanced_.contains(unit) ||
         !in_order(balanced_, unit, row) || !homes_.is_at(balance.verdict, plan_.verdict))
       reject(plan_, at_, "balances experts by other choices than all of the step's of their layer");
-    if (homes_.home_of(balance.bias).buffer != at(plan_.shares, unit).balance)
+    if (homes_.home_of(balance.kept).buffer != at(plan_.shares, unit).balance)
       reject(plan_, at_, "balances other experts than its unit's");
   }
   void follow(const kernels::Verdict&) { decided_ = summed_; }

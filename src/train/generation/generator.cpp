@@ -63,14 +63,34 @@ static std::int64_t capacity_of(const model::ModelConfig& config, const Generato
   return std::min(config.context, options.most.value_or(config.context));
 }
 
+/// Whether a cache has latents in the place of keys and values: where their matrices are used as
+/// they are, without adapters, and latents are no wider than the device's attention takes.
+static bool keeps_latents(const model::ModelConfig& config, std::span<const model::UnitDesc> units,
+                          const GeneratorOptions& options) {
+  if (!config.latent || config.latent.kv + config.latent.rope > options.most_head_dim) return false;
+  return std::ranges::none_of(units, [](const model::UnitDesc& unit) {
+    return unit.has_adapters() && (unit.has("attention.k" + std::string(model::kAdapterA)) ||
+                                   unit.has("attention.v" + std::string(model::kAdapterA)));
+  });
+}
+
+/// Columns of a token's row of k, and of v, in a layer's cache.
+static std::pair<std::int64_t, std::int64_t> cached_columns(const model::ModelConfig& config,
+                                                            bool latents) {
+  if (latents) return {config.latent.kv + config.latent.rope, 0};
+  return {config.kv_heads * config.head_dim, config.kv_heads * config.values()};
+}
+
 GeneratorBytes generator_bytes(const model::ModelConfig& config, const GeneratorOptions& options) {
   std::int64_t bytes = 0;
-  for (const auto& desc : model::model_units(config)) {
+  const std::vector<model::UnitDesc> units = model::model_units(config);
+  for (const auto& desc : units) {
     const DType type = desc.traits.type.value_or(options.type);
     bytes += zero::unit_layout(desc, 1).padded * size_of(type);
   }
-  const std::int64_t cached = options.slots * capacity_of(config, options) * config.layers *
-                              config.kv_heads * (config.head_dim + config.values());
+  const auto [k, v] = cached_columns(config, keeps_latents(config, units, options));
+  const std::int64_t cached =
+      options.slots * capacity_of(config, options) * config.layers * (k + v);
   return {.model = bytes, .cache = cached * size_of(options.type)};
 }
 
@@ -90,11 +110,12 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
     units_.push_back({&desc, zero::parameter_views(desc, layout, flats_.back())});
   }
   set_parameters(parameters, [](const model::ParamDesc&) { return true; });
-  const auto cache = [&](std::int64_t dim) {
-    return make(type_, {options.slots, context_, config.kv_heads * dim});
+  const auto [k, v] = cached_columns(config, keeps_latents(config, descs_, options));
+  const auto cache = [&](std::int64_t columns) {
+    return columns > 0 ? make(type_, {options.slots, context_, columns}) : View{};
   };
   for (std::int64_t l = 0; l < config.layers; ++l)
-    caches_.push_back({.k = cache(config.head_dim), .v = cache(config.values())});
+    caches_.push_back({.k = cache(k), .v = cache(v)});
 }
 
 void Generator::set_parameters(const ParameterSource& parameters,

@@ -1,9 +1,10 @@
-// The model's unit functions run eagerly on one process, with a cache of keys and values of several
-// sequences.
+// The model's unit functions run eagerly on one process, with a cache of keys and values, or of
+// latents, of several sequences.
 #pragma once
 
 #include <array>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,6 +22,9 @@ struct GeneratorOptions {
   DType type = DType::f32;           // of weights, activations and cache
   std::int64_t slots = 1;            // sequences that are gone on with at once
   std::optional<std::int64_t> most;  // tokens of one; not given: the model's context
+  /// Columns of the widest heads that the device's attention takes. Where latents, from which keys
+  /// and values of all heads are made, are no wider, the cache has them in their place.
+  std::int64_t most_head_dim = std::numeric_limits<std::int64_t>::max();
 };
 
 /// What a generator keeps in the device's memory.

@@ -10,8 +10,10 @@ namespace tessera::train {
 namespace {
 
 GeneratorOptions options_of(const deck::Deck& deck, const plan::PlanInputs& inputs) {
-  return {
-      .type = inputs.numerics.compute, .slots = deck.rollout.slots, .most = deck.batch.sequence};
+  return {.type = inputs.numerics.compute,
+          .slots = deck.rollout.slots,
+          .most = deck.batch.sequence,
+          .most_head_dim = backend::most_head_dim(deck.run.backend)};
 }
 
 std::set<std::string> names_of_trained(const Run& run) {

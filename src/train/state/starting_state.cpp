@@ -237,7 +237,7 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
         printable(directory)));
   }
   for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
-    if (unit.has_adapters()) continue;
+    if (unit.has_adapters() || unit.traits.balances == kernels::BalanceBy::shares) continue;
     for (const auto& p : unit.params) {
       if (!source.has(p.name)) fresh.push_back(p.name);
     }
@@ -343,7 +343,8 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-          if (fresh && !source.has(p.name)) return drawn(p, range, out);
+          const bool shares = p.name.ends_with(".router.shares");  // of steps, which files lack
+          if ((fresh || shares) && !source.has(p.name)) return drawn(p, range, out);
           source.read(p.name, range.begin, out);
           progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
         });

@@ -30,11 +30,19 @@ std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speake
       speaker.source.name, id, speaker.source.model.vocab, o.tokenizer, speaker.tokenizer.vocab()));
 }
 
+static train::GeneratorOptions options_of(const GenerateOptions& o, const OwnMachine& machine,
+                                          std::int64_t slots, std::int64_t most) {
+  return {.type = o.type,
+          .slots = slots,
+          .most = most,
+          .most_head_dim = backend::most_head_dim(machine.backend.kind)};
+}
+
 void check_memory(const GenerateOptions& o, const ModelSource& source, const OwnMachine& machine,
                   std::int64_t slots, std::int64_t most) {
   if (!machine.backend.device_tier->of_host()) return;
   const model::ModelConfig config = setup::model_config(source.model, source.task);
-  const train::GeneratorOptions options{.type = o.type, .slots = slots, .most = most};
+  const train::GeneratorOptions options = options_of(o, machine, slots, most);
   const std::int64_t processes = machine.processes;
   const auto [model, cache] = train::generator_bytes(config, options);
   const std::int64_t free = memory::available_bytes();
@@ -51,7 +59,7 @@ void check_memory(const GenerateOptions& o, const ModelSource& source, const Own
 train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
                                 const OwnMachine& machine, std::int64_t slots, std::int64_t most) {
   const model::ModelConfig config = setup::model_config(speaker.source.model, speaker.source.task);
-  const train::GeneratorOptions options{.type = o.type, .slots = slots, .most = most};
+  const train::GeneratorOptions options = options_of(o, machine, slots, most);
   memory::Tier& tier = *machine.backend.device_tier;
   ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(machine.rank));
   return {config, *machine.backend.device, tier, tell_progress(speaker.source, progress), options};

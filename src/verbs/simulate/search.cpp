@@ -1,8 +1,9 @@
-// Which layout is fastest. Tensor and pipeline ranks, micro-batches and recomputation are all
-// tried, each with the lowest ZeRO stage that fits: within a choice, less recomputation and a lower
-// stage are never slower. Other schedules than 1F1B are tried where a step without its bubble would
-// be among the best. Plans of one micro-batch, which cost little, say how long kernels run in a
-// step: what cannot be among the best by that alone is not looked at further.
+// Which layout is fastest. Tensor and pipeline ranks, data ranks that divide experts among them,
+// micro-batches and recomputation are all tried, each with the lowest ZeRO stage that fits: within
+// a choice, less recomputation and a lower stage are never slower. Other schedules than 1F1B are
+// tried where a step without its bubble would be among the best. Plans of one micro-batch, which
+// cost little, say how long kernels run in a step: what cannot be among the best by that alone is
+// not looked at further.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -34,7 +35,7 @@ constexpr std::size_t kStagedAtOnce = 2;  // whose other schedules are tried tog
 
 /// What the search chooses; everything else is the deck's.
 struct Choice {
-  std::int64_t tensor = 1, pipeline = 1, micro = 1;
+  std::int64_t tensor = 1, pipeline = 1, experts = 1, micro = 1;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;
   std::int64_t stage = 0;  // ZeRO
@@ -44,6 +45,7 @@ struct Choice {
     return {fmt::format("parallel.tensor={}", tensor),
             fmt::format("parallel.pipeline={}", pipeline),
             "parallel.data=0",
+            fmt::format("parallel.experts={}", experts),
             fmt::format("parallel.schedule=\"{}\"", enum_word(schedule)),
             fmt::format("parallel.virtual_stages={}", virtual_stages),
             "parallel.placement=\"balanced\"",
@@ -64,8 +66,8 @@ struct Found {
 bool faster(const Found& a, const Found& b) {
   const auto order = [](const Found& f) {
     const Choice& c = f.choice;
-    return std::tuple(f.step, c.tensor, c.pipeline, c.micro, c.schedule, c.virtual_stages,
-                      c.recompute);
+    return std::tuple(f.step, c.tensor, c.pipeline, c.experts, c.micro, c.schedule,
+                      c.virtual_stages, c.recompute);
   };
   return order(a) < order(b);
 }
@@ -96,6 +98,7 @@ class Search {
     sequence_ = deck.batch.sequence;
     layers_ = deck.model.layers;
     context_ = deck.parallel.context;
+    experts_ = deck.model.moe.experts;
     const DType compute = setup::dtype_of(deck.precision.compute);
     const double tokens = static_cast<double>(global_) * static_cast<double>(sequence_);
     double rate = 0;
@@ -118,26 +121,46 @@ class Search {
       std::vector<Choice> grids;
       for (std::int64_t t = local(); t >= 1;
            --t) {  // few data ranks have most micro-batches to try
-        if (local() % t == 0 && layout_.ranks % (t * p * context_) == 0)
-          grids.push_back({.tensor = t, .pipeline = p});
+        if (local() % t != 0 || layout_.ranks % (t * p * context_) != 0) continue;
+        const std::int64_t shared = layout_.ranks / (t * p);  // data and context ranks
+        for (std::int64_t e = 1; e <= std::max<std::int64_t>(experts_, 1); ++e) {
+          if (shared % e == 0 && (e == 1 || experts_ % e == 0))
+            grids.push_back({.tensor = t, .pipeline = p, .experts = e});
+        }
       }
       in_parallel(grids, [this](const Choice& grid) { try_grid(grid); });
       note_best();
     }
     try_schedules();
-    if (found_.empty()) {
-      throw DeckError(
-          Lines{fmt::format("{}: no layout of {} will do:\n{}", printable(layout_.deck.path),
-                            count_text(layout_.ranks, "rank"), rejections())});
-    }
-    const auto shown = std::span(found_).first(std::min(found_.size(), std::size_t{kShown}));
-    in_parallel(shown, [this](Found& f) { simulate(f); });
-    std::ranges::sort(shown, faster);
+    const std::span<const Found> shown = best();
     const std::string why = rejections();
     return table(shown) + (why.empty() ? "" : "not among them:\n" + why);
   }
 
  private:
+  /// The best, of whole steps: of these some may need more memory than fewer micro-batches did, and
+  /// are tried again with what saves some.
+  std::span<const Found> best() {
+    while (!found_.empty()) {
+      const auto shown = std::span(found_).first(std::min(found_.size(), std::size_t{kShown}));
+      in_parallel(shown, [this](Found& f) { simulate(f); });
+      std::ranges::sort(shown, faster);
+      std::vector<Choice> again;
+      std::erase_if(found_, [&](const Found& f) {
+        const bool misfit = !fits(f.memory) && !too_large(f.choice, f.memory);
+        if (misfit) again.push_back(f.choice);
+        return misfit;
+      });
+      if (again.empty()) return shown;
+      worst_shown_ = std::numeric_limits<double>::max();
+      in_parallel(again, [this](const Choice& choice) { try_saving(choice); });
+      note_best();
+    }
+    throw DeckError(
+        Lines{fmt::format("{}: no layout of {} will do:\n{}", printable(layout_.deck.path),
+                          count_text(layout_.ranks, "rank"), rejections())});
+  }
+
   std::int64_t local() const { return layout_.ranks / layout_.nodes; }  // ranks of a node
 
   template <typename Items, typename Work>
@@ -197,6 +220,18 @@ class Search {
       if (outcome == Outcome::left_out) return {.left_out = true};
     }
     return {};
+  }
+
+  /// Behind a choice that does not fit: the next stage that does, or the next recomputation.
+  void try_saving(Choice choice) {
+    std::int64_t from = choice.stage + 1;
+    for (const auto& [recompute, word] : EnumWords<Recompute>::table) {
+      if (recompute < choice.recompute) continue;
+      Choice next = choice;
+      next.recompute = recompute;
+      if (try_stages(next, from).stage) return;
+      from = 0;
+    }
   }
 
   Outcome try_choice(const Choice& choice) {
@@ -269,7 +304,7 @@ class Search {
 
   /// The whole step, of plans that are proved, unless it is too long.
   void simulate(Found& f) const {
-    if (global_ / f.data / f.choice.micro * layers_ > kMostVisits) return;
+    if (f.exact || global_ / f.data / f.choice.micro * layers_ > kMostVisits) return;
     Planner p = planner(f.choice);
     settle_traffic(p, machine_);
     const plan::Prediction whole =
@@ -285,7 +320,7 @@ class Search {
   /// of all products at the machine's best rate; and the least of all bubbles, that of interleaved
   /// stages (Narayanan et al. 2021, section 2.2).
   double shortest(const Choice& c, std::int64_t micro_batches) const {
-    const auto computes = computes_.find({c.tensor, c.micro});
+    const auto computes = computes_.find({c.tensor, c.experts, c.micro});
     return 0.9 * (computes == computes_.end() ? products_ : computes->second) *
            least_bubble(c, micro_batches);
   }
@@ -353,7 +388,8 @@ class Search {
     for (const Found& f : found_) {
       if (f.choice.recompute != Recompute::none) continue;
       double& least =
-          computes_.try_emplace({f.choice.tensor, f.choice.micro}, f.least).first->second;
+          computes_.try_emplace({f.choice.tensor, f.choice.experts, f.choice.micro}, f.least)
+              .first->second;
       least = std::min(least, f.least);
     }
     if (std::ssize(found_) >= kShown) worst_shown_ = found_[kShown - 1].step;
@@ -380,8 +416,8 @@ class Search {
     const std::lock_guard lock(mutex_);
     ++too_large_;
     const auto order = [](std::int64_t need, const Choice& c) {
-      return std::tuple(need, c.tensor, c.pipeline, c.micro, c.recompute, c.stage, c.schedule,
-                        c.virtual_stages);
+      return std::tuple(need, c.tensor, c.pipeline, c.experts, c.micro, c.recompute, c.stage,
+                        c.schedule, c.virtual_stages);
     };
     if (least_too_large_ == 0 || order(bytes, choice) < order(least_too_large_, smallest_)) {
       least_too_large_ = bytes;
@@ -401,23 +437,30 @@ class Search {
                                  : fmt::format("{} {}", enum_word(c.schedule), c.virtual_stages);
   }
 
+  /// Behind the other numbers of ranks, where experts are divided.
+  static std::string divided(const Choice& c) {
+    return c.experts > 1 ? fmt::format(", experts {}", c.experts) : "";
+  }
+
   std::string table(std::span<const Found> shown) const {
     std::string text = fmt::format(
         "{} on {} of {}, {}: {} of {} a step; {} compared\n"
-        "{:>2}{:>11}{:>12}{:>7}  {:<{}}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
+        "{:>2}{:>11}{:>12}{:>7}  {:<{}}{}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
         name_, count_text(layout_.ranks, "rank"), machine_.name, count_text(layout_.nodes, "node"),
         count_text(global_, "sequence"), sequence_,
         count_text(std::ssize(found_) + slower_, "layout"), "", "step", "tokens/s", "MFU",
         context_ > 1 ? "data x context x pipeline x tensor" : "data x pipeline x tensor",
-        grid_width(), "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
+        grid_width(), experts_ > 0 ? "experts  " : "", "schedule", "micro", "ZeRO", "recompute",
+        "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(
-          "{:>2}{:>8} ms{:>12.5g}{:>7}  {:<{}}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
+          "{:>2}{:>8} ms{:>12.5g}{:>7}  {:<{}}{}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
           fmt::format("{}{:.1f}", f.exact ? "" : "~", f.step * 1e3), f.speed.tokens_per_s,
           f.speed.mfu ? fmt::format("{:.1f}%", 100 * *f.speed.mfu) : "n/a", grid(f.data, f.choice),
-          grid_width(), schedule(f.choice), f.choice.micro, f.choice.stage,
-          enum_word(f.choice.recompute), human_bytes(f.memory), 100 * (1 - f.least / f.step));
+          grid_width(), experts_ > 0 ? fmt::format("{:<9}", f.choice.experts) : "",
+          schedule(f.choice), f.choice.micro, f.choice.stage, enum_word(f.choice.recompute),
+          human_bytes(f.memory), 100 * (1 - f.least / f.step));
     }
     text += "the first:";
     for (const std::string& set : shown.front().choice.sets())
@@ -447,20 +490,21 @@ class Search {
     }
     if (too_large_ > 0) {
       text += fmt::format(
-          "  {} more than the {} of a rank's device; the nearest needs {}: tensor {}, pipeline {}, "
+          "  {} more than the {} of a rank's device; the nearest needs {}: tensor {}, pipeline "
+          "{}{}, "
           "batch.micro {}, ZeRO-{}, recompute {}\n",
           count_text(too_large_, "layout needs", "layouts need"), human_bytes(budget_),
-          human_bytes(least_too_large_), smallest_.tensor, smallest_.pipeline, smallest_.micro,
-          smallest_.stage, enum_word(smallest_.recompute));
+          human_bytes(least_too_large_), smallest_.tensor, smallest_.pipeline, divided(smallest_),
+          smallest_.micro, smallest_.stage, enum_word(smallest_.recompute));
     }
     for (const auto& [reason, choices] : rejected_) {
       const Choice& first = *std::ranges::min_element(choices, {}, [](const Choice& c) {
-        return std::tuple(c.tensor, c.pipeline, c.micro, c.schedule, c.virtual_stages);
+        return std::tuple(c.tensor, c.pipeline, c.experts, c.micro, c.schedule, c.virtual_stages);
       });
-      std::set<std::pair<std::int64_t, std::int64_t>> grids;
-      for (const Choice& c : choices) grids.insert({c.tensor, c.pipeline});
+      std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> grids;
+      for (const Choice& c : choices) grids.insert({c.tensor, c.pipeline, c.experts});
       text += fmt::format(
-          "  tensor {}, pipeline {}{}: {}\n", first.tensor, first.pipeline,
+          "  tensor {}, pipeline {}{}{}: {}\n", first.tensor, first.pipeline, divided(first),
           grids.size() > 1 ? " and " + count_text(std::ssize(grids) - 1, "other") : "", reason);
     }
     if (layout_.ranks > layers_)
@@ -483,7 +527,8 @@ class Search {
   SteadyClock::time_point begin_ = SteadyClock::now();
   std::string name_;
   std::int64_t global_ = 0, sequence_ = 0, layers_ = 0, context_ = 1;
-  std::int64_t budget_ = 0;  // bytes of a rank's device; 0: not known
+  std::int64_t experts_ = 0;  // of a layer; 0: there are none
+  std::int64_t budget_ = 0;   // bytes of a rank's device; 0: not known
 
   std::mutex mutex_;
   ProgressLine progress_{"comparing layouts", ProgressLine::Unit::things};
@@ -492,7 +537,8 @@ class Search {
   std::vector<Found> staged_;  // of several stages by 1F1B, also those that are slower
   std::int64_t slower_ = 0;    // than the best, as is known without a simulation
   double products_ = 0;        // s of a step, were there nothing but products at their best rate
-  std::map<std::pair<std::int64_t, std::int64_t>, double> computes_;  // s, by tensor and micro
+  // s, by tensor ranks, ranks that divide experts, and samples of a micro-batch.
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, double> computes_;
   std::atomic<std::int64_t> hopeless_ = 0, too_long_ = 0, unseen_ = 0;
   double worst_shown_ = std::numeric_limits<double>::max();  // s
   std::map<std::string, std::vector<Choice>> rejected_;

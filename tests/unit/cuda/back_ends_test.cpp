@@ -241,9 +241,13 @@ TEST_F(BackEnds, AgreeOnExperts) {
       const View counted = make(DType::i64, {experts});
       run(device, CountChoices{.experts = chosen, .counts = counted});
       run(device, BalanceExperts{.choices = counted,
-                                 .bias = make(DType::f32, {experts}),
+                                 .kept = make(DType::f32, {experts}),
                                  .verdict = verdict.view(),
                                  .rate = 0.001F});
+      run(device, BalanceExperts{.choices = counted,
+                                 .kept = make(DType::f32, {experts}),
+                                 .verdict = verdict.view(),
+                                 .by = BalanceBy::shares});
       run(device, CountChoices{.experts = chosen,
                                .counts = make(DType::i64, {experts}),
                                .dropped = dropped,
@@ -274,6 +278,34 @@ TEST_F(BackEnds, AgreeOnExperts) {
       return out;
     };
     expect_same_bits(run_all, fmt::format("{} of {} experts", routing.choices, experts));
+  }
+}
+
+TEST_F(BackEnds, AgreeOnGatesOfTwoLevels) {
+  const std::int64_t tokens = 2 * 37 + 129;
+  for (const Router& r : std::vector<Router>{
+           {9, {.choices = 4, .groups = 3, .open_groups = 2}},
+           {kMostExperts, {.choices = kMostChoices, .groups = kMostGroups, .open_groups = 8}}}) {
+    const std::int64_t columns = r.experts + r.routing.groups;
+    const auto logits = Tensor::random(DType::f32, {tokens, columns}, 1, 2),
+               d_joined = Tensor::random(DType::f32, {tokens, r.experts}, 2);
+    expect_same_bits(
+        [&](Device& device) {
+          Outputs out;
+          for (const DType type : {DType::f32, DType::bf16})
+            out.emplace_back(type, std::vector{tokens, columns});
+          out.emplace_back(DType::f32, std::vector{tokens, r.experts});
+          const View joined = out.back().view();
+          run(device, JoinGates{.logits = logits.view(), .joined = joined, .routing = r.routing});
+          for (std::size_t i = 0; i < 2; ++i) {
+            run(device, JoinGatesBackward{.joined = joined,
+                                          .d_joined = d_joined.view(),
+                                          .d_logits = out[i].view(),
+                                          .routing = r.routing});
+          }
+          return out;
+        },
+        fmt::format("{} experts in {} groups", r.experts, r.routing.groups));
   }
 }
 

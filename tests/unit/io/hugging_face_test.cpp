@@ -190,7 +190,7 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   std::map<std::string, io::HfKey> keys;
   for (const io::HfKey& key : model.keys())
     EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
-  EXPECT_EQ(keys.size(), io::kHfFields.size() - 3 - 13)
+  EXPECT_EQ(keys.size(), io::kHfFields.size() - 3 - 14)
       << "all but those of masked tokens and classes, and what experts are that it has not";
   EXPECT_EQ(std::get<std::int64_t>(keys.at("moe.experts").value), 0);
   EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);

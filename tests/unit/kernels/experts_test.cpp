@@ -228,6 +228,159 @@ TEST(Route, ChoosesDifferentExpertsWhateverLogitsAre) {
   });
 }
 
+const std::vector<Router> kGates = {
+    {4, {.choices = 4, .groups = 2, .open_groups = 2}},
+    {9, {.choices = 4, .groups = 3, .open_groups = 2}},
+    {40, {.choices = 3, .groups = 8, .open_groups = 3}},
+    {kMostExperts, {.choices = kMostChoices, .groups = kMostGroups, .open_groups = 8}},
+};
+
+/// The `keep` largest of some logits, in order.
+std::vector<std::size_t> largest_of(const Numbers& logits, std::int64_t keep) {
+  std::vector<std::size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) { return logits[a] > logits[b]; });
+  order.resize(static_cast<std::size_t>(keep));
+  return order;
+}
+
+/// What two levels of gates make of a token's logits, in double.
+Numbers joined_gates(const Router& r, const Numbers& logits) {
+  const auto experts = static_cast<std::size_t>(r.experts),
+             size = experts / static_cast<std::size_t>(r.routing.groups);
+  Numbers joined(experts, -std::numeric_limits<double>::infinity());
+  const Numbers groups(logits.begin() + r.experts, logits.end());
+  for (const std::size_t g : largest_of(groups, r.routing.open_groups)) {
+    const auto first = logits.begin() + static_cast<std::ptrdiff_t>(g * size);
+    const Numbers of_group(first, first + static_cast<std::ptrdiff_t>(size));
+    const auto kept = largest_of(of_group, r.routing.choices / r.routing.open_groups);
+    double sum = 0;
+    for (const std::size_t i : kept) sum += std::exp(of_group[i]);
+    for (const std::size_t i : kept) joined[g * size + i] = groups[g] + of_group[i] - std::log(sum);
+  }
+  return joined;
+}
+
+// Logits differ by far more than nothing, so what is kept is the same. Roundings: of differences
+// and sums of three numbers below 16, and of the logarithm of a sum of at most 32 exponentials.
+TEST(JoinGates, KeepsAndJoinsAsDoubleDoes) {
+  for_devices([](Device& device) {
+    for (const Router& r : kGates) {
+      SCOPED_TRACE(name_of(r));
+      const std::int64_t tokens = 37, columns = r.experts + r.routing.groups;
+      const auto logits = Tensor::random(DType::f32, {tokens, columns}, 5, 2, 3);
+      const Tensor joined(DType::f32, {tokens, r.experts}, 5);
+      run(device,
+          JoinGates{.logits = logits.view(), .joined = joined.view(), .routing = r.routing});
+      for (std::int64_t n = 0; n < tokens; ++n) {
+        Numbers row;
+        for (std::int64_t i = 0; i < columns; ++i) row.push_back(logits[n * columns + i]);
+        const Numbers want = joined_gates(r, row);
+        for (std::int64_t e = 0; e < r.experts; ++e) {
+          const double x = want[static_cast<std::size_t>(e)], got = joined[n * r.experts + e];
+          if (std::isinf(x)) {
+            ASSERT_EQ(got, x) << "token " << n << ", expert " << e;
+          } else {
+            ASSERT_NEAR(got, x, 0x1p-24 * (4 * 16 + 40)) << "token " << n << ", expert " << e;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(JoinGates, GradientsAreThoseOfDifferences) {
+  for_devices([](Device& device) {
+    for (const Router& r : kGates) {
+      if (r.experts == kMostExperts) continue;  // differences of so many would take long
+      SCOPED_TRACE(name_of(r));
+      const std::int64_t tokens = 5, columns = r.experts + r.routing.groups;
+      const auto logits = Tensor::random(DType::f32, {tokens, columns}, 6, 2),
+                 d_joined = Tensor::random(DType::f32, {tokens, r.experts}, 7);
+      const Tensor joined(DType::f32, {tokens, r.experts}), d(DType::f32, {tokens, columns}, 3);
+      run(device,
+          JoinGates{.logits = logits.view(), .joined = joined.view(), .routing = r.routing});
+      run(device, JoinGatesBackward{.joined = joined.view(),
+                                    .d_joined = d_joined.view(),
+                                    .d_logits = d.view(),
+                                    .routing = r.routing});
+      Numbers want;
+      double size = 0;
+      for (std::int64_t n = 0; n < tokens; ++n) {
+        Numbers row;
+        for (std::int64_t i = 0; i < columns; ++i) row.push_back(logits[n * columns + i]);
+        const auto objective = [&](const Numbers& at) {
+          const Numbers made = joined_gates(r, at);
+          double sum = 0;
+          for (std::int64_t e = 0; e < r.experts; ++e) {
+            const double x = made[static_cast<std::size_t>(e)];
+            if (std::isfinite(x)) sum += d_joined[n * r.experts + e] * x;
+          }
+          return sum;
+        };
+        for (const double slope : numeric_gradient(objective, row)) want.push_back(slope);
+      }
+      for (const double x : d_joined.numbers()) size = std::max(size, std::abs(x));
+      // A softmax of a few, as score_error says, times the sum of a few gradients.
+      const double error = (score_error(8, 8) + 1e-7) * 8 * size;
+      expect_within(
+          d, want, [&](std::int64_t) { return error; }, "d_logits");
+    }
+  });
+}
+
+// A gate keeps as many as it should, and the choice that follows is of different experts.
+TEST(JoinGates, KeepsDifferentExpertsWhateverLogitsAre) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                   kInfinity = std::numeric_limits<double>::infinity();
+  for_devices([&](Device& device) {
+    for (const Router& r : kGates) {
+      SCOPED_TRACE(name_of(r));
+      for (const double x : {kNan, -kInfinity, kInfinity, 0.0, -300.0}) {
+        auto logits = Tensor::random(DType::f32, {3, r.experts + r.routing.groups}, 5);
+        for (std::int64_t i = 0; i < logits.size(); ++i)
+          if (i < r.experts || i % 3 == 0) logits.set(i, x);
+        const Router joined{r.experts, {.choices = r.routing.choices}};
+        Case c(joined, 3, 5);
+        run(device,
+            JoinGates{.logits = logits.view(), .joined = c.logits.view(), .routing = r.routing});
+        c.run(device, joined);
+        for (std::int64_t n = 0; n < 3; ++n) {
+          std::set<double> chosen;
+          for (std::int64_t k = 0; k < r.routing.choices; ++k)
+            chosen.insert(c.experts[n * r.routing.choices + k]);
+          EXPECT_EQ(std::ssize(chosen), r.routing.choices);
+          EXPECT_LT(*chosen.rbegin(), static_cast<double>(r.experts));
+        }
+      }
+    }
+  });
+}
+
+// However far the logits of what is kept are apart, which weighs next to nothing then, no expert is
+// chosen that a gate has closed.
+TEST(JoinGates, WhatIsClosedIsNeverChosen) {
+  for_devices([](Device& device) {
+    for (const Router& r : kGates) {
+      SCOPED_TRACE(name_of(r));
+      const std::int64_t tokens = 20;
+      const auto logits =
+          Tensor::random(DType::f32, {tokens, r.experts + r.routing.groups}, 5, 300);
+      const Router joined{r.experts, {.choices = r.routing.choices}};
+      Case c(joined, tokens, 5);
+      run(device,
+          JoinGates{.logits = logits.view(), .joined = c.logits.view(), .routing = r.routing});
+      c.run(device, joined);
+      for (std::int64_t i = 0; i < tokens * r.routing.choices; ++i) {
+        const std::int64_t n = i / r.routing.choices, e = std::lround(c.experts[i]);
+        EXPECT_TRUE(std::isfinite(c.logits[n * r.experts + e]))
+            << "token " << n << ", expert " << e;
+        EXPECT_GT(c.weights[i], 0);
+      }
+    }
+  });
+}
+
 constexpr std::int64_t kTokensPerSample = 3;
 constexpr double kScale = 3;  // of the terms
 
@@ -445,6 +598,27 @@ TEST(CountChoices, AddsHowManyAreBeyondCapacity) {
   });
 }
 
+TEST(BalanceExperts, KeepsSharesOfTheLastStepThatWasApplied) {
+  for_devices([](Device& device) {
+    const std::vector<std::int64_t> chosen{0, 3, 1, 12};
+    Tensor choices(DType::i64, {4}), shares(DType::f32, {4}), verdict(DType::f32, {kVerdictFields});
+    const auto step = [&](double apply) {
+      verdict.set(static_cast<std::int64_t>(VerdictField::apply), apply);
+      run(device, BalanceExperts{.choices = choices.view(),
+                                 .kept = shares.view(),
+                                 .verdict = verdict.view(),
+                                 .by = BalanceBy::shares});
+      return shares.numbers();
+    };
+    EXPECT_EQ(step(1), Numbers(4, 0.0)) << "nothing was chosen";
+    std::ranges::copy(chosen, choices.view().as<std::int64_t>());
+    EXPECT_EQ(step(0), Numbers(4, 0.0)) << "a step that is skipped";
+    EXPECT_EQ(step(1), (Numbers{0, 0.1875, 0.0625, 0.75}));
+    choices.view().as<std::int64_t>()[0] = 16;
+    EXPECT_EQ(step(1), (Numbers{0.5, 0.09375, 0.03125, 0.375}));
+  });
+}
+
 // An expert that is chosen as often as experts are on average keeps its bias, whatever that is; one
 // choice more or less of the most that there can be is seen.
 TEST(BalanceExperts, MovesBiasesAgainstChoicesOverTheirMean) {
@@ -459,7 +633,7 @@ TEST(BalanceExperts, MovesBiasesAgainstChoicesOverTheirMean) {
         if (experts > 2) ++chosen[1], --chosen[2];
         const Numbers before = bias.numbers();
         run(device, BalanceExperts{.choices = choices.view(),
-                                   .bias = bias.view(),
+                                   .kept = bias.view(),
                                    .verdict = verdict.view(),
                                    .rate = 0.125F});
         for (std::int64_t e = 0; e < experts; ++e) {

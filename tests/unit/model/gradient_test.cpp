@@ -27,9 +27,9 @@ double length(const std::vector<double>& v) {
 
 class Differences {
  public:
-  explicit Differences(const ModelConfig& config)
+  explicit Differences(const ModelConfig& config, std::int64_t inner_rows = 0)
       : device_(kernels::make_cpu_device({})),
-        model_(config, DType::f32, 3, *device_, test_values(11)),
+        model_(config, DType::f32, 3, *device_, test_values(11), inner_rows),
         rotary_(config.position == PositionKind::rope),
         frozen_positions_(config.position == PositionKind::sinusoidal),
         batch_(batch_of(config, 40, 2, 7)),
@@ -123,7 +123,21 @@ TEST(Gradients, Gpt2WithOneKvHeadAndNoPositions) {
   Differences(c).check();
 }
 
+/// All experts are chosen: whom a token goes to does not change along the way.
+ModelConfig of_all_experts(ModelConfig c) {
+  c.experts.routing.choices = c.experts.count;
+  c.experts.routing.open_groups = c.experts.routing.groups;
+  return c;
+}
+
 TEST(Gradients, Llama) { Differences(llama_like()).check(); }
+
+// Groups of rows that do not divide them; the last has fewer.
+TEST(Gradients, FeedForwardInGroupsOfRows) {
+  Differences(gpt2_like(), 3).check();
+  Differences(llama_like(), 5).check();
+  Differences(of_all_experts(deepseek_like()), 4).check();
+}
 
 TEST(Gradients, LlamaTiedWithDropoutAndBiases) {
   ModelConfig c = llama_like();
@@ -132,18 +146,18 @@ TEST(Gradients, LlamaTiedWithDropoutAndBiases) {
   Differences(c).check();
 }
 
-/// All experts are chosen: whom a token goes to does not change along the way.
-ModelConfig of_all_experts(ModelConfig c) {
-  c.experts.routing.choices = c.experts.count;
-  c.experts.routing.open_groups = c.experts.routing.groups;
-  return c;
-}
-
 TEST(Gradients, Mixtral) {
   ModelConfig c = of_all_experts(mixtral_like());
   Differences(c).check();
   c.experts.jitter = 0.9F;
   Differences(c).check();
+}
+
+TEST(Gradients, GatesOfTwoLevels) {
+  ModelConfig c = mixtral_like();
+  c.experts.gates = RouterGates::two_levels;
+  c.experts.routing.groups = 2;
+  Differences(of_all_experts(c)).check();
 }
 
 TEST(Gradients, DeepSeek) { Differences(of_all_experts(deepseek_like())).check(); }

@@ -142,6 +142,11 @@ inline Case random_case(std::mt19937& random) {
                  .bias = pick(2) == 0,
                  .routing = {.choices = 1 + pick(2)}};
     m.experts.jitter = 0.25F * static_cast<float>(m.experts.hidden % 2);
+    m.experts.shares = !m.experts.bias && m.experts.hidden % 3 == 0;
+    if (m.experts.count == 4 && m.experts.hidden % 3 > 0) {
+      m.experts.gates = RouterGates::two_levels;
+      m.experts.routing = {.choices = 4, .groups = 2, .open_groups = 2};
+    }
     c.inputs.router_terms.balance = 0.25F * static_cast<float>(pick(2));
     c.inputs.balance_rate = 0.25F * static_cast<float>(pick(2));
   }
@@ -199,6 +204,7 @@ inline Case random_case(std::mt19937& random) {
   if (pick(3) == 0) c.inputs.optimizer = optim::with_ema(c.inputs.optimizer, 0.9);
   c.shape.tallies = pick(4);
   c.inputs.most_tallies = c.shape.tallies + pick(2);
+  if (c.shape.tallies % 2 == 1) c.inputs.inner_rows = 1 + c.shape.sequence / 2;
   return c;
 }
 

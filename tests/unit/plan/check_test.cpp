@@ -415,14 +415,14 @@ TEST(Check, RejectsBiasesThatBalanceByOtherChoices) {
     std::vector<View> biases;
     for (const Op& op : plan.ops) {
       if (op.kind == OpKind::balance)
-        biases.push_back(std::get<BalanceExperts>(std::get<kernels::KernelCall>(op.call)).bias);
+        biases.push_back(std::get<BalanceExperts>(std::get<kernels::KernelCall>(op.call)).kept);
     }
     ASSERT_EQ(std::ssize(biases), c.inputs.model.config.layers);
     Plan crossed = plan;
     for (Op& op : crossed.ops) {
       visit_args(op.call, [&](auto& args) {
         if constexpr (std::is_same_v<std::decay_t<decltype(args)>, BalanceExperts>)
-          args.bias = biases.back(), biases.pop_back();
+          args.kept = biases.back(), biases.pop_back();
       });
     }
     EXPECT_THROW(check(crossed), InternalError) << "each layer's own";

@@ -225,6 +225,23 @@ TEST(OpCosts, AreRooflineAndWireTimes) {
   EXPECT_GT(updates, 0);
 }
 
+TEST(OpCosts, ProductsOfExpertsTakeTheirFlop) {
+  PlanInputs in = inputs({}, 0);
+  in.model.config.bias = false;
+  in.model.config.experts = {.count = 4, .hidden = 8, .routing = {.choices = 2}};
+  in.model.units = model::model_units(in.model.config);
+  const Plan plan = make_plan(in, shape, {});
+  const auto costs = op_costs(plan, machine());
+  int products = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    if (!call_name(plan.ops[i].call).starts_with("expert_linear")) continue;
+    EXPECT_GT(flop_of(plan.ops[i]), 0);
+    EXPECT_GE(costs[i].seconds, flop_of(plan.ops[i]) / 1e9);
+    ++products;
+  }
+  EXPECT_GE(products, 6);
+}
+
 TEST(OpCosts, KernelsHaveTheirOwnRates) {
   deck::Machine m = machine();
   const Plan plan = make_plan(inputs({}, 0), shape, {});

@@ -26,7 +26,7 @@ using train::SamplingRule;
 TEST(Generator, SeesWhatTrainingSees) {
   const auto device = kernels::make_cpu_device({});
   for (auto config : {gpt2_like(), llama_like(), qwen_like(), olmo2_like(), gpt_neox_like(),
-                      gptj_like(), gemma2_like(), mixtral_like(), balanced_like()}) {
+                      gptj_like(), gemma2_like(), mixtral_like(), balanced_like(), latent_like()}) {
     const std::int64_t n = config.context;
     EagerModel training(config, DType::f32, 1, *device, test_values(11));
     const TokenBatch batch = batch_of(config, 3, 1, n);
@@ -90,8 +90,8 @@ SlotLogits in_slot(Generator& generator, std::span<const std::int32_t> tokens, s
 // rows of all slots' tokens, so only the latter is said of them.
 TEST(Generator, SlotsDoNotSeeEachOther) {
   const auto device = kernels::make_cpu_device({.few_rows = true});
-  for (auto config :
-       {gpt2_like(), llama_like(), qwen_like(), gemma2_like(), gpt_neox_like(), mixtral_like()}) {
+  for (auto config : {gpt2_like(), llama_like(), qwen_like(), gemma2_like(), gpt_neox_like(),
+                      mixtral_like(), latent_like()}) {
     const bool experts = config.experts.count > 0;
     const std::int64_t n = config.context;
     EagerModel training(config, DType::f32, 1, *device, test_values(11));
@@ -108,6 +108,46 @@ TEST(Generator, SlotsDoNotSeeEachOther) {
     for (const std::int64_t slot : {0, 1, 2}) {
       EXPECT_EQ(in_slot(generator, batch.tokens, 3, slot, beside.tokens), alone);
       EXPECT_EQ(in_slot(generator, batch.tokens, 3, slot, {}), alone);
+    }
+  }
+}
+
+// Latents, and positions of keys, are all that a cache keeps of tokens, unless adapters are beside
+// what makes keys of them, or the device's attention takes no heads as wide as they are. All three
+// see the same, with queries of latents or without.
+TEST(Generator, KeepsLatentsInThePlaceOfKeysAndValues) {
+  const auto device = kernels::make_cpu_device({});
+  for (const std::int64_t of_queries : {0, 12}) {
+    model::ModelConfig config = latent_like(), adapted = config;
+    config.latent.q = adapted.latent.q = of_queries;
+    adapted.adapter = {.rank = 2, .scale = 3, .targets = {"*.attention.k.weight"}};
+    const std::int64_t n = config.context, of_heads = config.heads * (10 + 6), latents = 8 + 4;
+    const train::GeneratorOptions narrow{.slots = 2, .most_head_dim = latents - 1},
+        wide{.slots = 2, .most_head_dim = latents};
+    const auto cached = [&](const model::ModelConfig& of, const train::GeneratorOptions& options) {
+      return train::generator_bytes(of, options).cache / (2 * n * config.layers * 4);
+    };
+    EXPECT_EQ(cached(config, wide), latents);
+    EXPECT_EQ(cached(config, narrow), of_heads);
+    EXPECT_EQ(cached(adapted, wide), of_heads);
+    const TokenBatch batch = batch_of(config, 3, 1, n);
+    memory::HostTier tier;
+    Generator of_latents(config, *device, tier, test_values(11), wide),
+        of_keys(config, *device, tier, test_values(11), narrow);
+    for (const std::int64_t cut : {1, 5}) {
+      of_latents.forget(1), of_keys.forget(1);
+      for (std::int64_t at = 0; at < n; at += cut) {
+        const auto next = std::span(batch.tokens)
+                              .subspan(static_cast<std::size_t>(at),
+                                       static_cast<std::size_t>(std::min(cut, n - at)));
+        const auto got = of_latents.advance(next, 1);
+        const std::vector<float> logits(got.begin(), got.end());
+        const auto want = of_keys.advance(next, 1);
+        float most = 0;
+        for (const float x : want) most = std::max(most, std::abs(x));
+        for (std::size_t i = 0; i < want.size(); ++i)
+          ASSERT_NEAR(logits[i], want[i], 200 * 0x1p-24 * std::max(1.0F, most));
+      }
     }
   }
 }
