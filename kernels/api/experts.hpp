@@ -55,7 +55,8 @@ struct Route {
 /// `open_groups` groups with the largest a, and of K / open_groups experts of each with the largest
 /// b. For these joined[n, e] = a + b - log sum(exp b), the sum over those of its group, and for
 /// others minus infinity. So the softmax of `joined` is the product of both gates' softmaxes of
-/// what they keep, and the K largest of it are the token's experts.
+/// what they keep, and the K largest of it are the token's experts. What is kept is no more than 80
+/// below the largest, so that it is told from what is not in f32.
 struct JoinGates {
   static constexpr const char* kName = "join_gates";
   View logits;      // (N, E + G) f32: of experts, then of groups

@@ -108,7 +108,7 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
                  .down_b = params.one("mlp.down.bias"),
                  .router_w = params.one("mlp.router.weight"),
                  .router_b = params.one("mlp.router.bias"),
-                 .router_shares = params.one("mlp.router.shares"),
+                 .router_shares = params.one(kRouterShares.substr(1)),
                  .k_w = whole_kv ? params.one("attention.k.weight") : View{},
                  .k_b = whole_kv ? params.one("attention.k.bias") : View{},
                  .v_w = whole_kv ? params.one("attention.v.weight") : View{},

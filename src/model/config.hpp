@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,12 +38,14 @@ struct ExpertsConfig {
   std::int64_t first = 0;          // but none of the first so many
   /// Tokens that an expert takes in training, over those of an even spread; 0: all.
   double capacity = 0;
-  float jitter = 0;     // of what the router reads in training (kernels::Dropout)
-  bool bias = false;    // experts are chosen by scores with a bias of each, not weighed by it
-  bool shares = false;  // their balance is weighed by each one's share of the last step's choices
+  float jitter = 0;  // of what the router reads in training (kernels::Dropout)
+  /// What is kept of steps' choices, if anything: a bias of each expert, with which experts are
+  /// chosen by scores, but not weighed; or each one's share, by which their balance is weighed.
+  std::optional<kernels::BalanceBy> balance;
   RouterGates gates = RouterGates::one;
   kernels::Routing routing;
 
+  bool keeps_shares() const { return balance == kernels::BalanceBy::shares; }
   /// Rows of a router's matrix: of experts, and of groups of them that have a gate.
   std::int64_t router_rows() const {
     return count + (gates == RouterGates::two_levels ? routing.groups : 0);

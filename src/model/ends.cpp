@@ -545,20 +545,19 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
   std::vector<ShareSum> d_matrix, d_bias;
   for (std::size_t i = 0; i < g.matrix.size(); ++i)
     d_matrix.emplace_back(u, g.matrix[i]), d_bias.emplace_back(u, bias_of(g, i));
-  for (const auto& [share, rows, first] : row_groups(u, n.x.rows(), u.logit_rows)) {
-    const std::vector<View> logits = logits_gradient(u, c, w, n.x, losses, judged, rows);
+  for (const RowGroup& group : row_groups(u, n.x.rows(), u.logit_rows)) {
+    const std::vector<View> logits = logits_gradient(u, c, w, n.x, losses, judged, group.rows);
     for (std::size_t i = 0; i < logits.size(); ++i) {
-      u.run(LinearBackwardInput{.d_y = logits[i],
-                                .weight = w.matrix[i],
-                                .d_x = d_x.part(i).row_range(rows.begin, rows.count())});
+      u.run(LinearBackwardInput{
+          .d_y = logits[i], .weight = w.matrix[i], .d_x = group.of(d_x.part(i))});
     }
-    if (rows.end == n.x.rows()) d_x.start();
+    if (group.rows.end == n.x.rows()) d_x.start();
     for (std::size_t i = 0; i < logits.size(); ++i) {
       u.run(LinearBackwardWeight{.d_y = logits[i],
-                                 .x = n.x.row_range(rows.begin, rows.count()),
-                                 .d_weight = d_matrix[i].part(share),
-                                 .d_bias = d_bias[i].part(share),
-                                 .write = first ? d_matrix[i].write_to(write) : Write::add});
+                                 .x = group.of(n.x),
+                                 .d_weight = d_matrix[i].part(group.share),
+                                 .d_bias = d_bias[i].part(group.share),
+                                 .write = group.first ? d_matrix[i].write_to(write) : Write::add});
     }
   }
   for (ShareSum& sum : d_matrix) sum.finish(write);

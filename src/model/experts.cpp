@@ -18,8 +18,9 @@ RouterTerms terms_of(const UnitContext& u, const ModelConfig& c) {
   const std::int64_t t = u.micro_batch().sequence;
   const float token = static_cast<float>(c.targets_of(t)) / static_cast<float>(t);
   const auto experts = static_cast<float>(c.experts.count);
-  const float even =
-      c.experts.shares ? experts : experts / static_cast<float>(c.experts.routing.choices * t);
+  const float even = c.experts.keeps_shares()
+                         ? experts
+                         : experts / static_cast<float>(c.experts.routing.choices * t);
   return {.balance = u.router_terms.balance * token * even, .z = u.router_terms.z * token};
 }
 
@@ -111,7 +112,7 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
               .weights = r.weights,
               .stats = r.stats,
               .routing = routing});
-  if (terms_of(u, c).balance > 0 && !e.shares) {
+  if (terms_of(u, c).balance > 0 && !e.keeps_shares()) {
     r.counts = floats(batch, e.count);
     u.run(ExpertLoad{.logits = r.scores,
                      .stats = r.stats,
@@ -277,7 +278,7 @@ void ExpertsBackward::logits(const View& shares) {
                        .stats = routed_.stats,
                        .experts = routed_.experts,
                        .d_weights = d_weights_,
-                       .counts = terms.balance > 0 && e.shares ? shares : routed_.counts,
+                       .counts = terms.balance > 0 && e.keeps_shares() ? shares : routed_.counts,
                        .scale = terms ? u_.scale : View{},
                        .d_logits = d_scores,
                        .terms = terms,

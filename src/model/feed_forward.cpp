@@ -54,11 +54,8 @@ void dense_down(UnitContext& u, const ModelConfig& c, const BlockChunk& w, const
   if (s.act) return u.multiply(Linear{.x = s.act, .weight = w.down_w, .bias = bias, .y = y});
   const View all = h.matrix(), out = y.matrix();
   for (const RowGroup& group : row_groups(u, h.rows(), u.inner_rows)) {
-    const auto of = [&](const View& v) {
-      return v.row_range(group.rows.begin, group.rows.count());
-    };
-    const Inner made = project_group(u, c, w, of(all));
-    u.multiply(Linear{.x = made.act, .weight = w.down_w, .bias = bias, .y = of(out)});
+    const Inner made = project_group(u, c, w, group.of(all));
+    u.multiply(Linear{.x = made.act, .weight = w.down_w, .bias = bias, .y = group.of(out)});
   }
 }
 
@@ -176,22 +173,19 @@ void FeedForwardBackward::groups(std::size_t i, const View& d_x) {
   ShareSum down_w(u_, g.down_w), down_b(u_, i == 0 ? g_.down_b : View{}), up_w(u_, g.up_w),
       up_b(u_, g.up_b);
   for (const RowGroup& group : row_groups(u_, h.rows(), u_.inner_rows)) {
-    const auto of = [&](const View& v) {
-      return v.row_range(group.rows.begin, group.rows.count());
-    };
     const auto write_to = [&](const ShareSum& sum) {
       return group.first ? sum.write_to(write_) : Write::add;
     };
-    const Inner made = project_group(u_, c_, chunk, of(h));
-    const View d_up = project_down_back(u_, c_, chunk, of(d_out), made.up);
-    u_.multiply(LinearBackwardInput{.d_y = d_up, .weight = chunk.up_w, .d_x = of(d_h)});
-    u_.multiply(LinearBackwardWeight{.d_y = of(d_out),
+    const Inner made = project_group(u_, c_, chunk, group.of(h));
+    const View d_up = project_down_back(u_, c_, chunk, group.of(d_out), made.up);
+    u_.multiply(LinearBackwardInput{.d_y = d_up, .weight = chunk.up_w, .d_x = group.of(d_h)});
+    u_.multiply(LinearBackwardWeight{.d_y = group.of(d_out),
                                      .x = made.act,
                                      .d_weight = down_w.part(group.share),
                                      .d_bias = down_b.part(group.share),
                                      .write = write_to(down_w)});
     u_.multiply(LinearBackwardWeight{.d_y = d_up,
-                                     .x = of(h),
+                                     .x = group.of(h),
                                      .d_weight = up_w.part(group.share),
                                      .d_bias = up_b.part(group.share),
                                      .write = write_to(up_w)});

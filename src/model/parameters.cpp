@@ -275,16 +275,15 @@ UnitDesc take_experts(UnitDesc& block) {
 
 /// What is kept of how often each of a block's experts is chosen.
 UnitDesc balance(const ModelConfig& c, const UnitDesc& block) {
-  const auto of = c.experts.bias ? kernels::BalanceBy::bias : kernels::BalanceBy::shares;
-  const char* name = c.experts.bias ? ".mlp.router.bias" : ".mlp.router.shares";
+  const std::string_view name = c.experts.keeps_shares() ? kRouterShares : ".mlp.router.bias";
   return {.name = block.name + ".balance",
           .kind = UnitKind::block_part,
-          .params = {vector(block.name + name, c.experts.count)},
+          .params = {vector(fmt::format("{}{}", block.name, name), c.experts.count)},
           .traits = {.trained = false,
                      .stored = {},
                      .type = DType::f32,
                      .divided = false,
-                     .balances = of},
+                     .balances = c.experts.balance},
           .layer = block.name,
           .tile = {}};
 }
@@ -440,7 +439,7 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
     if (division.expert_ranks) experts = take_experts(own);
     add_block(units, own, chunks, division);
     if (!experts.params.empty()) units.push_back(std::move(experts));
-    if ((c.experts.bias || c.experts.shares) && c.experts.in(i)) units.push_back(balance(c, whole));
+    if (c.experts.balance && c.experts.in(i)) units.push_back(balance(c, whole));
     if (c.adapter.rank > 0) add_adapters(units, c.adapter, whole);
   }
   if (c.final_norm()) add_norm_unit("final_norm", UnitKind::final_norm);

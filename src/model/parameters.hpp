@@ -136,6 +136,10 @@ inline constexpr std::array<std::string_view, 13> kAdapterTargets = {
     "mlp.gate",        "mlp.up",          "mlp.down",           "mlp.shared.gate",
     "mlp.shared.up",   "mlp.shared.down", "attention.q_latent", "attention.kv_latent",
     "attention.k_rope"};
+/// Behind a block's name, what is kept of choices by BalanceBy::shares. It says something of steps,
+/// not of the model, and so is in no file of models.
+inline constexpr std::string_view kRouterShares = ".mlp.router.shares";
+
 /// How the names of an adapter's matrices end, in place of ".weight".
 inline constexpr std::string_view kAdapterA = ".lora_a", kAdapterB = ".lora_b";
 

@@ -39,6 +39,8 @@ struct RowGroup {
   std::int64_t share;
   Range rows;
   bool first;  // of the share
+  /// These rows of a matrix.
+  View of(const View& v) const { return v.row_range(rows.begin, rows.count()); }
 };
 /// Groups of `most` of `all` rows, the same whatever the layout; 0: of a share.
 std::vector<RowGroup> row_groups(const UnitContext& u, std::int64_t all, std::int64_t most);

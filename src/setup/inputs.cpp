@@ -83,6 +83,12 @@ float score_scale(const deck::ModelSection& m) {
   return static_cast<float>(magnitude * magnitude);
 }
 
+std::optional<kernels::BalanceBy> balance_of(const deck::MoeSection& m) {
+  if (m.bias) return kernels::BalanceBy::bias;
+  if (m.aux_over == deck::AuxOver::global_batch) return kernels::BalanceBy::shares;
+  return std::nullopt;
+}
+
 model::ExpertsConfig experts_config(const deck::MoeSection& m) {
   return {.count = m.experts,
           .hidden = m.ffn_hidden,
@@ -91,8 +97,7 @@ model::ExpertsConfig experts_config(const deck::MoeSection& m) {
           .first = m.first_dense,
           .capacity = m.capacity,
           .jitter = static_cast<float>(m.jitter),
-          .bias = m.bias,
-          .shares = m.aux_over == deck::AuxOver::global_batch,
+          .balance = balance_of(m),
           .gates = m.gates,
           .routing = {.choices = m.top_k,
                       .scores = m.scores,

@@ -66,7 +66,7 @@ model::ModelConfig deepseek_like() {
 
 model::ModelConfig balanced_like() {
   model::ModelConfig c = deepseek_like();
-  c.experts.bias = true;
+  c.experts.balance = kernels::BalanceBy::bias;
   return c;
 }
 

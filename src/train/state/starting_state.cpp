@@ -237,9 +237,9 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
         printable(directory)));
   }
   for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
-    if (unit.has_adapters() || unit.traits.balances == kernels::BalanceBy::shares) continue;
+    if (unit.has_adapters()) continue;
     for (const auto& p : unit.params) {
-      if (!source.has(p.name)) fresh.push_back(p.name);
+      if (!source.has(p.name) && !p.name.ends_with(model::kRouterShares)) fresh.push_back(p.name);
     }
   }
   if (!fresh.empty()) {
@@ -343,8 +343,8 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-          const bool shares = p.name.ends_with(".router.shares");  // of steps, which files lack
-          if ((fresh || shares) && !source.has(p.name)) return drawn(p, range, out);
+          const bool of_steps = p.name.ends_with(model::kRouterShares);
+          if ((fresh || of_steps) && !source.has(p.name)) return drawn(p, range, out);
           source.read(p.name, range.begin, out);
           progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
         });

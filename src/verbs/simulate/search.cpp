@@ -146,12 +146,10 @@ class Search {
       in_parallel(shown, [this](Found& f) { simulate(f); });
       std::ranges::sort(shown, faster);
       std::vector<Choice> again;
-      std::erase_if(found_, [&](const Found& f) {
-        const bool misfit = !fits(f.memory) && !too_large(f.choice, f.memory);
-        if (misfit) again.push_back(f.choice);
-        return misfit;
-      });
+      for (const Found& f : shown)
+        if (!fits(f.choice, f.memory)) again.push_back(f.choice);
       if (again.empty()) return shown;
+      std::erase_if(found_, [this](const Found& f) { return !fits(f.memory); });
       worst_shown_ = std::numeric_limits<double>::max();
       in_parallel(again, [this](const Choice& choice) { try_saving(choice); });
       note_best();
@@ -223,7 +221,7 @@ class Search {
   }
 
   /// Behind a choice that does not fit: the next stage that does, or the next recomputation.
-  void try_saving(Choice choice) {
+  void try_saving(const Choice& choice) {
     std::int64_t from = choice.stage + 1;
     for (const auto& [recompute, word] : EnumWords<Recompute>::table) {
       if (recompute < choice.recompute) continue;
@@ -247,10 +245,7 @@ class Search {
       Planner p = planner(choice);
       if (!p.open.empty()) p.set(p.open.front());
       setup::check_traffic(p.loaded, p.inputs.layout.node_of);
-      if (const std::int64_t least = states(p); !fits(least)) {
-        too_large(choice, least);
-        return Outcome::fails;
-      }
+      if (!fits(choice, states(p))) return Outcome::fails;
       if (plan::is_too_long(p.inputs, p.shapes.front())) {
         ++too_long_;
         return Outcome::left_out;
@@ -274,7 +269,7 @@ class Search {
       found.memory = std::max(found.memory, few.device_bytes());
       return few;
     };
-    const auto fit = [&] { return fits(found.memory) || too_large(choice, found.memory); };
+    const auto fit = [&] { return fits(choice, found.memory); };
     const std::int64_t all = p.shapes.front().micro_batches, round = choice.pipeline;
     plan::FewMicroBatches one = of(1);
     if (!fit()) return std::nullopt;
@@ -315,6 +310,11 @@ class Search {
     f.exact = true;
   }
   bool fits(std::int64_t bytes) const { return budget_ == 0 || bytes <= budget_; }
+  /// The same, of what is counted among the layouts that are too large where it does not.
+  bool fits(const Choice& choice, std::int64_t bytes) {
+    if (!fits(bytes)) note_too_large(choice, bytes);
+    return fits(bytes);
+  }
 
   /// No step is much shorter: nine tenths of what fewer stages compute, or, before that is known,
   /// of all products at the machine's best rate; and the least of all bubbles, that of interleaved
@@ -412,7 +412,7 @@ class Search {
     const std::lock_guard lock(mutex_);
     too_large_ += more;
   }
-  bool too_large(const Choice& choice, std::int64_t bytes) {
+  void note_too_large(const Choice& choice, std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
     ++too_large_;
     const auto order = [](std::int64_t need, const Choice& c) {
@@ -423,7 +423,6 @@ class Search {
       least_too_large_ = bytes;
       smallest_ = choice;
     }
-    return false;
   }
 
   std::string grid(std::int64_t data, const Choice& c) const {
@@ -490,9 +489,8 @@ class Search {
     }
     if (too_large_ > 0) {
       text += fmt::format(
-          "  {} more than the {} of a rank's device; the nearest needs {}: tensor {}, pipeline "
-          "{}{}, "
-          "batch.micro {}, ZeRO-{}, recompute {}\n",
+          "  {} more than the {} of a rank's device; the nearest needs {}: tensor {}, "
+          "pipeline {}{}, batch.micro {}, ZeRO-{}, recompute {}\n",
           count_text(too_large_, "layout needs", "layouts need"), human_bytes(budget_),
           human_bytes(least_too_large_), smallest_.tensor, smallest_.pipeline, divided(smallest_),
           smallest_.micro, smallest_.stage, enum_word(smallest_.recompute));

@@ -83,7 +83,7 @@ ModelConfig deepseek_v3() {
                .hidden = 2048,
                .shared_hidden = 2048,
                .first = 3,
-               .bias = true,
+               .balance = kernels::BalanceBy::bias,
                .routing = {.choices = 8}};
   return c;
 }

@@ -139,10 +139,11 @@ inline Case random_case(std::mt19937& random) {
                  .every = 1 + pick(2),
                  .first = pick(2),
                  .capacity = 1.5 * pick(2),
-                 .bias = pick(2) == 0,
+                 .balance = pick(2) == 0 ? std::optional(kernels::BalanceBy::bias) : std::nullopt,
                  .routing = {.choices = 1 + pick(2)}};
     m.experts.jitter = 0.25F * static_cast<float>(m.experts.hidden % 2);
-    m.experts.shares = !m.experts.bias && m.experts.hidden % 3 == 0;
+    if (!m.experts.balance && m.experts.hidden % 3 == 0)
+      m.experts.balance = kernels::BalanceBy::shares;
     if (m.experts.count == 4 && m.experts.hidden % 3 > 0) {
       m.experts.gates = RouterGates::two_levels;
       m.experts.routing = {.choices = 4, .groups = 2, .open_groups = 2};

@@ -387,7 +387,7 @@ TEST(Check, RejectsBiasesThatBalanceByOtherChoices) {
   Case c = make_case(2, 2, 2, ReduceWhen::step);
   c.inputs.model.config.bias = false;
   c.inputs.model.config.experts = {
-      .count = 4, .hidden = 8, .bias = true, .routing = {.choices = 2}};
+      .count = 4, .hidden = 8, .balance = kernels::BalanceBy::bias, .routing = {.choices = 2}};
   c.inputs.model.units = model::model_units(c.inputs.model.config);
   c.inputs.balance_rate = 0.5F;
   for (const DType compute : {DType::f32, DType::bf16}) {
