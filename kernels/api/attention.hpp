@@ -30,30 +30,52 @@ struct AttentionShape {
   std::int64_t kv_head_of(std::int64_t head) const {
     return (skip + head) / (group > 0 ? group : heads / kv_heads);
   }
-  /// How many pairs of one of `queries` tokens from `first` on, of `keys`, and a key that mask and
-  /// window let it see there are. Documents, which are known when a step runs, make them fewer.
+  /// How many pairs of one of `queries` and one of `keys` that mask and window let it see there
+  /// are; the first query is `first` tokens behind the first key. Documents, which are known when a
+  /// step runs, make them fewer.
   double most_pairs(std::int64_t first, std::int64_t queries, std::int64_t keys) const;
 };
 
 inline double AttentionShape::most_pairs(std::int64_t first, std::int64_t queries,
                                          std::int64_t keys) const {
-  const std::int64_t reach = window > 0 && window < keys ? window : keys, end = first + queries;
-  // 1 + 2 + .. + n, each at most `most`.
-  const auto sum = [](std::int64_t n, std::int64_t most) {
-    const auto up = static_cast<double>(n < most ? n : most);
-    return up * (up + 1) / 2 + (n > most ? static_cast<double>(n - most) * up : 0);
+  // 1 + 2 + .. + n, each at most `keys`.
+  const auto sum = [&](std::int64_t n) {
+    if (n <= 0) return 0.0;
+    const auto up = static_cast<double>(n < keys ? n : keys);
+    return up * (up + 1) / 2 + (n > keys ? static_cast<double>(n - keys) * up : 0);
   };
-  const double earlier = sum(end, reach) - sum(first, reach);  // and their own
-  if (mask == AttentionMask::causal) return earlier;
-  const auto later = [&](std::int64_t token) { return sum(keys - 1 - token, reach - 1); };
-  return earlier + later(first) - (end < keys ? later(end) : 0);
+  // Pairs whose query is at most so far behind its key.
+  const auto within = [&](std::int64_t distance) {
+    const std::int64_t of_first = keys + distance - first;
+    return sum(of_first) - sum(of_first - queries);
+  };
+  const std::int64_t all = keys + queries + (first < 0 ? -first : first),
+                     reach = window > 0 ? window - 1 : all;
+  return within(reach) - within(mask == AttentionMask::causal ? -1 : -reach - 1);
 }
 
-/// out = softmax(scale q k^T, masked) v. Query t is token first + t of the keys' sample: the last T
-/// where keys of earlier tokens come from a cache, any T where ranks have parts of a sequence. It
-/// sees the keys that the shape's mask and window let it see, of its own document. Dropout acts on
-/// probabilities, element (h S + first + t) S + s of its sample. q, k and v may be column ranges of
-/// one matrix.
+/// Tokens of a sequence of an Attention or its backward.
+template <typename Operation>
+std::int64_t sequence_of(const Operation& a) {
+  return a.tokens > 0 ? a.tokens : a.k.extent(1);
+}
+/// The token of its first query.
+template <typename Operation>
+std::int64_t first_token_of(const Operation& a) {
+  return a.first < 0 ? sequence_of(a) - a.q.extent(1) : a.first;
+}
+/// How many tokens it is behind the first key.
+template <typename Operation>
+std::int64_t first_query_of(const Operation& a) {
+  return first_token_of(a) - a.first_key;
+}
+
+/// out = softmax(scale q k^T, masked) v. Query t is token first + t of a sequence: the last T where
+/// keys of earlier tokens come from a cache, any T where ranks have parts of a sequence. The keys
+/// are all N tokens of it, or S from token first_key on. A query sees those of them that the
+/// shape's mask and window let it see, of its own document; where there are none, it gets zeros and
+/// an lse of -infinity. Dropout acts on probabilities, element (h N + first + t) N + first_key + s
+/// of its sample. q, k and v may be column ranges of one matrix.
 struct Attention {
   static constexpr const char* kName = "attention";
   View q;          // (B, T, H D)
@@ -61,18 +83,18 @@ struct Attention {
   View v;          // (B, S, KV E)
   View out;        // (B, T, H E)
   View lse;        // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
-  View documents;  // see check_documents; absent: a sample is one document
+  View documents;  // of N tokens, see check_documents; absent: a sample is one document
   AttentionShape shape;
   Dropout dropout;
-  std::int64_t first = -1;  // below 0: S - T
+  std::int64_t first = -1;  // below 0: N - T
+  std::int64_t first_key = 0;
+  std::int64_t tokens = 0;  // N; 0: S
   View scratch;
 
-  /// The token of the first query.
-  std::int64_t first_token() const { return first < 0 ? k.extent(1) - q.extent(1) : first; }
   /// Of what mask and window let queries see; documents are not looked at.
   double flop() const {
     return 2.0 * static_cast<double>(q.extent(0) * (q.cols() + out.cols())) *
-           shape.most_pairs(first_token(), q.extent(1), k.extent(1));
+           shape.most_pairs(first_query_of(*this), q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -91,7 +113,7 @@ inline void check_heads(const AttentionShape& s, const View& q, const View& k, c
                 s.group, s.skip, s.kv_heads);
   check_floats({q});
   TESSERA_CHECK(
-      q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) && q.extent(1) <= k.extent(1) &&
+      q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) &&
           q.cols() == s.heads * s.head_dim && k.cols() == s.kv_heads * s.head_dim &&
           v.rows() == k.rows() && v.cols() == s.kv_heads * s.values(),
       "queries ({}, {}, {}), keys ({}, {}, {}), values ({}, {}) for {} heads, {} kv heads "
@@ -111,13 +133,16 @@ inline void check_of_values(const AttentionShape& s, const View& q, const View& 
 template <typename Operation>
 void check_queries(const Operation& a) {
   check_heads(a.shape, a.q, a.k, a.v);
-  TESSERA_CHECK(a.first_token() + a.q.extent(1) <= a.k.extent(1), "{} queries from token {} of {}",
-                a.q.extent(1), a.first_token(), a.k.extent(1));
+  const std::int64_t tokens = sequence_of(a), first = first_token_of(a);
+  TESSERA_CHECK(first >= 0 && first + a.q.extent(1) <= tokens && a.first_key >= 0 &&
+                    a.first_key + a.k.extent(1) <= tokens,
+                "{} queries from token {} and {} keys from token {} of {}", a.q.extent(1), first,
+                a.k.extent(1), a.first_key, tokens);
+  check_documents(a.documents, a.k.extent(0), tokens);
 }
 
 inline void check(const Attention& a) {
   check_queries(a);
-  check_documents(a.documents, a.k.extent(0), a.k.extent(1));
   check_same_type({a.q, a.k, a.v, a.out});
   check_of_values(a.shape, a.q, a.out);
   const std::int64_t samples = a.q.extent(0);
@@ -129,8 +154,10 @@ inline void check(const Attention& a) {
 /// is fastest, where a device has such a way.
 enum class SumOrder : std::uint8_t { fixed, any };
 
-/// Gradients of Attention. Scores are computed again from q, k and lse. d_k and d_v are those that
-/// these queries give, of all keys; they may be f32 beside 16-bit operands, and be added to.
+/// Gradients of Attention. Scores are computed again from q, k and lse, which with `out` are of all
+/// keys that the queries see, also where k and v are of some. d_k and d_v are those that these
+/// queries give; they may be f32 beside 16-bit operands, and be added to. d_q is what these keys
+/// give.
 struct AttentionBackward {
   static constexpr const char* kName = "attention_backward";
   View q, k, v;        // as in Attention
@@ -142,15 +169,14 @@ struct AttentionBackward {
   AttentionShape shape;
   Dropout dropout;
   SumOrder order = SumOrder::fixed;
-  std::int64_t first = -1;         // as in Attention
-  Write write = Write::overwrite;  // of d_k and d_v
+  std::int64_t first = -1, first_key = 0, tokens = 0;  // as in Attention
+  Write write = Write::overwrite;                      // of d_k and d_v
   View scratch;
 
-  std::int64_t first_token() const { return first < 0 ? k.extent(1) - q.extent(1) : first; }
   /// As of Attention: scores, d_q and d_k, and two products of values.
   double flop() const {
     return 2.0 * static_cast<double>(q.extent(0) * (3 * q.cols() + 2 * out.cols())) *
-           shape.most_pairs(first_token(), q.extent(1), k.extent(1));
+           shape.most_pairs(first_query_of(*this), q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -164,7 +190,6 @@ struct AttentionBackward {
 
 inline void check(const AttentionBackward& a) {
   check_queries(a);
-  check_documents(a.documents, a.k.extent(0), a.k.extent(1));
   check_same_type({a.q, a.k, a.v, a.out, a.d_out, a.d_q});
   check_same_type({a.d_k.type == DType::f32 ? a.d_v : a.q, a.d_k});
   check_same_type({a.d_k, a.d_v});
@@ -175,6 +200,35 @@ inline void check(const AttentionBackward& a) {
   const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
   check_flat({a.lse}, DType::f32, samples * a.shape.heads * tokens);
   check_dropout(a.dropout, samples);
+}
+
+/// What queries get of some keys, x, and of others, out, becomes what they get of all (Liu et al.
+/// 2023, Ring Attention): each weighs its part of the sum of exponentials, of which lse is the log.
+/// One of -infinity, of a query that sees none of the keys, weighs nothing.
+struct MergeAttention {
+  static constexpr const char* kName = "merge_attention";
+  View x;                  // (B, T, H E)
+  View x_lse;              // (B, H, T) f32
+  View out;                // (B, T, H E) f32
+  View lse;                // (B, H, T) f32
+  std::int64_t heads = 1;  // H
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.x_lse, Access::read);
+    f(s.out, Access::update), f(s.lse, Access::update), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const MergeAttention& a) {
+  check_floats({a.x});
+  check_same_matrix({a.x, a.out});
+  TESSERA_CHECK(
+      a.out.type == DType::f32 && a.out.rank == 3 && a.heads > 0 && a.out.cols() % a.heads == 0,
+      "({}, {}, {}) {} of {} heads", a.out.extent(0), a.out.extent(1), a.out.extent(2),
+      to_string(a.out.type), a.heads);
+  check_flat({a.x_lse, a.lse}, DType::f32, a.out.rows() * a.heads);
 }
 
 }  // namespace tessera::kernels

@@ -42,6 +42,7 @@ namespace tessera::kernels {
   F(LinearBackwardWeight) \
   F(Attention) \
   F(AttentionBackward) \
+  F(MergeAttention) \
   F(Rope) \
   F(JoinHeads) \
   F(SplitHeads) \

@@ -52,4 +52,39 @@ TESSERA_INLINE constexpr Range document_of(const std::int32_t* documents, std::i
   return {range[0], range[1]};
 }
 
+/// Keys of an attention: `count` from token `first` on of sequences of `tokens`. Kernels count
+/// tokens from the first of them, so that queries may have numbers below 0 or behind all keys.
+struct KeyPart {
+  std::int64_t first = 0, count = 0, tokens = 0;
+
+  /// That of a token, counted so.
+  TESSERA_INLINE constexpr Range document_of(const std::int32_t* documents, std::int64_t sample,
+                                             std::int64_t token) const {
+    const Range document = kernels::document_of(documents, sample, first + token, tokens);
+    return {document.begin - first, document.end - first};
+  }
+  /// Those of a document that are keys; there may be none, and then the end may be before the
+  /// begin.
+  TESSERA_INLINE constexpr Range keys_of(Range document) const {
+    return Sight::clipped(document, {0, count});
+  }
+  /// Number of a query's and a key's pair among those of a sample's heads.
+  TESSERA_INLINE constexpr std::int64_t pair(std::int64_t head, std::int64_t query,
+                                             std::int64_t key) const {
+    return (head * tokens + first + query) * tokens + first + key;
+  }
+};
+
+/// What a query gets of two sets of keys: how much of each, and the log of the sum of exponentials
+/// of both.
+struct MergedLse {
+  float of_first, of_second, lse;
+};
+TESSERA_INLINE MergedLse merged_lse(float first, float second) {
+  const float larger = first > second ? first : second;
+  if (larger == -__builtin_inff()) return {0, 0, larger};
+  const float a = exp_of(first - larger), b = exp_of(second - larger), sum = a + b;
+  return {a / sum, b / sum, larger + __builtin_logf(sum)};
+}
+
 }  // namespace tessera::kernels

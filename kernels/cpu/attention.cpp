@@ -16,7 +16,7 @@ std::int64_t scratch_bytes(const Attention& a, const Context& context) {
 
 void run(const Attention& a, const Context& context) {
   check(a);
-  check_document_rows(a.documents, a.k.extent(1));
+  check_document_rows(a.documents, sequence_of(a));
   const std::int64_t samples = a.q.extent(0), queries = a.q.extent(1);
   const DropoutRule rule = dropout_rule(a.dropout);
   const std::int64_t chunks = ceil_div(queries, kQueryChunk);
@@ -37,7 +37,7 @@ std::int64_t scratch_bytes(const AttentionBackward& a, const Context& context) {
 
 void run(const AttentionBackward& a, const Context& context) {
   check(a);
-  check_document_rows(a.documents, a.k.extent(1));
+  check_document_rows(a.documents, sequence_of(a));
   const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
   const DropoutRule rule = dropout_rule(a.dropout);
   auto* scratch = reinterpret_cast<float*>(a.scratch.data);
@@ -45,6 +45,12 @@ void run(const AttentionBackward& a, const Context& context) {
     context.hot.attention_backward(a, rule, {i / a.shape.kv_heads, i % a.shape.kv_heads},
                                    scratch + thread * attention_backward_scratch(a.shape, tokens));
   });
+}
+
+void run(const MergeAttention& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.out.rows(), 1,
+                  [&](Range rows) { context.hot.merge_attention(a, rows); });
 }
 
 }  // namespace tessera::kernels::cpu

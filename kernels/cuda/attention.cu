@@ -44,7 +44,9 @@ bool whole_vectors(const AttentionShape& shape, std::initializer_list<View> view
 /// f.operator()<kMasking>() for the kernels that a call needs.
 template <typename F>
 void with_masking(const AttentionSetting& s, F&& f) {
-  if (s.sight.after == 0 && s.sight.before >= s.keys && s.documents == nullptr && s.soft_cap == 0) {
+  const bool among_keys = s.first >= 0 && s.first + s.queries <= s.keys;
+  if (among_keys && s.sight.after == 0 && s.sight.before >= s.keys && s.documents == nullptr &&
+      s.soft_cap == 0) {
     f.template operator()<Masking::causal>();
   } else {
     f.template operator()<Masking::ranges>();
@@ -62,9 +64,11 @@ AttentionSetting setting_of(const Operation& a, bool vectors) {
   return {.samples = narrow(a.q.extent(0)),
           .queries = narrow(a.q.extent(1)),
           .keys = narrow(a.k.extent(1)),
-          .first = narrow(a.first_token()),
           .heads = narrow(shape.heads),
           .kv_heads = narrow(shape.kv_heads),
+          .first = narrow(first_query_of(a)),
+          .first_key = narrow(a.first_key),
+          .tokens = narrow(sequence_of(a)),
           .group = narrow(shape.group > 0 ? shape.group : shape.heads / shape.kv_heads),
           .skip = narrow(shape.skip),
           .scale = shape.scale,
@@ -72,7 +76,7 @@ AttentionSetting setting_of(const Operation& a, bool vectors) {
           .dropped = static_cast<bool>(a.dropout),
           .rule = dropout_rule(a.dropout),
           .sample_index = reinterpret_cast<const std::int64_t*>(a.dropout.samples.data),
-          .sight = sight_of(shape.mask, shape.window, a.k.extent(1)),
+          .sight = sight_of(shape.mask, shape.window, sequence_of(a)),
           .documents = reinterpret_cast<const std::int32_t*>(a.documents.data),
           .soft_cap = shape.soft_cap,
           .cap_scale = shape.soft_cap > 0 ? shape.scale / shape.soft_cap : 0};
@@ -164,6 +168,26 @@ void run(const AttentionBackward& a, const Context& context) {
         run_gradient<T, kDim, Side::queries, kMasking>(a, s, delta, context);
       });
     });
+  });
+}
+
+void run(const MergeAttention& a, const Context& context) {
+  check(a);
+  constexpr int kThreads = 128;
+  const std::int64_t rows = a.lse.elements(), columns = a.out.cols() / a.heads;
+  with_type(a.x.type, [&]<typename T>() {
+    launch({.operation = a.kName,
+            .stream = context.queue.stream,
+            .blocks = ceil_div(rows, kThreads / kWarp),
+            .threads = kThreads},
+           attention_merge<T>,
+           MergeOperands<T>{.x = read<T>(a.x, columns),
+                            .out = write<float>(a.out, columns),
+                            .x_lse = reinterpret_cast<const float*>(a.x_lse.data),
+                            .lse = reinterpret_cast<float*>(a.lse.data),
+                            .heads = narrow(a.heads),
+                            .queries = narrow(a.out.extent(1)),
+                            .rows = rows});
   });
 }
 

@@ -15,8 +15,10 @@ namespace tessera::kernels::cuda {
 
 /// What all attention kernels need to know of a call.
 struct AttentionSetting {
-  int samples, queries, keys, first, heads, kv_heads;  // first: token of the first query
-  int group, skip;                                     // of AttentionShape, group resolved
+  int samples, queries, keys, heads, kv_heads;
+  int first;              // token of the first query, from that of the first key
+  int first_key, tokens;  // of KeyPart
+  int group, skip;        // of AttentionShape, group resolved
   float scale;
   bool whole_vectors;  // rows of all heads of all operands
   bool dropped;
@@ -27,24 +29,28 @@ struct AttentionSetting {
   float soft_cap, cap_scale;      // scores become soft_cap tanh(cap_scale q k); 0: they do not
 
   __device__ int kv_head_of(int head) const { return (skip + head) / group; }
+  __device__ __forceinline__ KeyPart part() const { return {first_key, keys, tokens}; }
 };
 
-/// Which kernels a call needs: those of each query and all keys up to its own, which have no
-/// registers or instructions for more, or those that look ranges up.
+/// Which kernels a call needs: those of each query and all keys up to its own, which is one of
+/// them, which have no registers or instructions for more, or those that look ranges up.
 enum class Masking : std::uint8_t { causal, ranges };
 
-/// Tokens [begin, end) of a sample.
+/// Tokens [begin, end) of a sample, from that of the first key.
 struct TokenRange {
   int begin, end;
 };
 /// What a token's query sees, or which tokens' queries see its key.
 __device__ __forceinline__ TokenRange seen_keys(const AttentionSetting& s, int sample, int query) {
-  const Range keys = s.sight.keys_of(query, document_of(s.documents, sample, query, s.keys));
+  const KeyPart part = s.part();
+  const Range document = part.document_of(s.documents, sample, query);
+  const Range keys = s.sight.keys_of(query, part.keys_of(document));
   return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 __device__ __forceinline__ TokenRange seeing_queries(const AttentionSetting& s, int sample,
                                                      int key) {
-  const Range queries = s.sight.queries_of(key, document_of(s.documents, sample, key, s.keys));
+  const Range document = s.part().document_of(s.documents, sample, key);
+  const Range queries = s.sight.queries_of(key, document);
   return {static_cast<int>(queries.begin), static_cast<int>(queries.end)};
 }
 
@@ -108,14 +114,14 @@ __device__ __forceinline__ std::uint32_t kept_of(const AttentionSetting& s, int 
                                                  Query&& query_of, Key&& key_of) {
   static_assert(kColumns / 2 <= 32);
   const auto stream = static_cast<std::uint64_t>(s.sample_index[sample]);
-  const std::int64_t first = s.rule.first + (std::int64_t{head} * s.keys + s.first) * s.keys;
+  const std::int64_t first = s.rule.first + s.part().pair(head, s.first, 0);
   std::uint64_t last = ~std::uint64_t{0};  // no element's
   std::uint32_t bits = 0, word0 = 0, word1 = 0, word2 = 0, word3 = 0;
 #pragma unroll 1
   for (int i = 0; i < kColumns / 2; ++i) {
     const int j = i / 4, e = i % 4;
     const auto element =
-        static_cast<std::uint64_t>(first + std::int64_t{query_of(j, e)} * s.keys + key_of(j, e));
+        static_cast<std::uint64_t>(first + std::int64_t{query_of(j, e)} * s.tokens + key_of(j, e));
     if (const std::uint64_t block = element / 4; block != last) {
       last = block;
       const auto words =
@@ -247,14 +253,14 @@ struct RunningSoftmax {
     }
   }
 
-  /// What rows of the output are to be multiplied by; lse[query] = log(sum of e^score) of those
-  /// below `queries`, unless it is null.
+  /// What rows of the output are to be multiplied by, 0 where they have seen no key; lse[query] =
+  /// log(sum of e^score) of those below `queries`, unless it is null.
   __device__ __forceinline__ void finish(int first_row, int queries, float* lse,
                                          float (&inverse)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = over_row(row_sum[r], [](float x, float y) { return x + y; });
-      inverse[r] = 1.0F / sum;
+      inverse[r] = sum > 0 ? 1.0F / sum : 0.0F;
       const int query = first_row + row_of(2 * r);
       if (lse != nullptr && lane_of_warp() % 4 == 0 && query < queries)
         lse[query] = row_max[r] * Softmax<T>::kLn2 + logf(sum);
@@ -302,9 +308,12 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
   const auto k = a.k.matrix(s, sample, s.keys, s.kv_head_of(head));
   const auto v = a.v.matrix(s, sample, s.keys, s.kv_head_of(head));
 
-  begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head), first_query);
-  begin_tile<T, kDim, kKeys>(k_tile, k, first_tile * kKeys);
-  commit_copies();
+  if (first_tile < end_tile) {  // else nobody would wait for these copies
+    begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head),
+                                         first_query);
+    begin_tile<T, kDim, kKeys>(k_tile, k, first_tile * kKeys);
+    commit_copies();
+  }
   SeenRows rows;
   if constexpr (kMasking == Masking::ranges) {
     rows.take(first_row, s.queries, [&](int row) { return seen_keys(s, sample, history + row); });
@@ -367,6 +376,33 @@ __global__ void attention_delta(AttentionSetting s, HeadsView<const T> out,
   }
   sum = warp_sum(sum);
   if (lane_of_warp() == 0) delta[row] = sum;
+}
+
+/// One warp merges a row of one head (MergeAttention).
+template <typename T>
+struct MergeOperands {
+  HeadsView<const T> x;
+  HeadsView<float> out;
+  const float* x_lse;
+  float* lse;
+  int heads, queries;
+  std::int64_t rows;  // of all heads
+};
+template <typename T>
+__global__ void attention_merge(MergeOperands<T> a) {
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const std::int64_t row = std::int64_t{blockIdx.x} * warps + static_cast<int>(threadIdx.x) / kWarp;
+  if (row >= a.rows) return;
+  const std::int64_t query = row % a.queries, head = row / a.queries % a.heads,
+                     at = row / a.queries / a.heads * a.queries + query;
+  const MergedLse merged = merged_lse(a.lse[row], a.x_lse[row]);
+  const T* const x = a.x.data + at * a.x.ld + head * a.x.dim;
+  float* const out = a.out.data + at * a.out.ld + head * a.out.dim;
+  for (int i = lane_of_warp(); i < a.out.dim; i += kWarp) {
+    out[i] = fmadd(merged.of_second, load_one(x + i), merged.of_first * out[i]);
+  }
+  __syncwarp();  // all lanes have read
+  if (lane_of_warp() == 0) a.lse[row] = merged.lse;
 }
 
 template <typename T>
@@ -559,8 +595,10 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
   const auto block = Block::of(s);
   const int warp_row = block.first_row + warp * kWarpRows;
 
-  block.begin_rows(s, a, score_rows, value_rows);
-  if (Tiles::kStages == 2 && block.steps > 0) block.begin_columns(s, a, 0, columns);
+  if (block.steps > 0) {  // else nobody would wait for these copies
+    block.begin_rows(s, a, score_rows, value_rows);
+    if constexpr (Tiles::kStages == 2) block.begin_columns(s, a, 0, columns);
+  }
   SeenRows rows;
   if constexpr (kMasking == Masking::ranges) {
     rows.take(warp_row, Block::rows_of_sample(s),

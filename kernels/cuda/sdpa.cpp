@@ -43,6 +43,7 @@ struct ShapeKey {
   DType type = DType::bf16;
   std::int64_t samples = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, dim = 0;
   std::int64_t key_rows = 0;  // of a sample: keys that no query sees may follow those of the call
+  SdpaSight sight = SdpaSight::up_to_own;
   float scale = 0;
   std::array<std::int64_t, 8> distances{};  // between rows of the operands
 
@@ -50,25 +51,28 @@ struct ShapeKey {
 };
 
 std::string text_of(const ShapeKey& key) {
-  return fmt::format("{} {}{} of ({}, {}) queries, {} keys, {} heads, {} kv heads of {} columns{}",
-                     to_string(key.type), key.backward ? "attention_backward" : "attention",
-                     key.order == SumOrder::any ? " in any order" : "", key.samples, key.queries,
-                     key.keys, key.heads, key.kv_heads, key.dim, key.with_lse ? "" : ", no lse");
+  return fmt::format(
+      "{} {}{} of ({}, {}) queries, {} keys{}, {} heads, {} kv heads of {} columns{}",
+      to_string(key.type), key.backward ? "attention_backward" : "attention",
+      key.order == SumOrder::any ? " in any order" : "", key.samples, key.queries, key.keys,
+      key.sight == SdpaSight::all ? " before them" : "", key.heads, key.kv_heads, key.dim,
+      key.with_lse ? "" : ", no lse");
 }
 
 template <typename Operation>
 ShapeKey shape_of(const Operation& a, std::int64_t samples) {
   const AttentionShape& shape = a.shape;
   const View &q = a.q, &k = a.k;
-  const std::int64_t first = a.first_token();
+  const SdpaSight sight = sight_of_call(a);
   return {.type = q.type,
           .samples = samples,
           .queries = q.extent(1),
-          .keys = first + q.extent(1),
+          .keys = sight == SdpaSight::all ? k.extent(1) : first_query_of(a) + q.extent(1),
           .heads = shape.heads,
           .kv_heads = shape.kv_heads,
           .dim = shape.head_dim,
           .key_rows = k.extent(1),
+          .sight = sight,
           .scale = shape.scale};
 }
 
@@ -114,11 +118,12 @@ class Builder {
     made->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
     made->set_data_type(as.get_data_type());
   }
-  /// Query t sees keys up to t + (keys - queries).
+  /// Query t sees keys up to t + (keys - queries), or all.
   template <typename Attributes>
-  Attributes causal() const {
+  Attributes masked() const {
     Attributes attributes;
     attributes.set_name("attention").set_attn_scale(key_.scale);
+    if (key_.sight == SdpaSight::all) return attributes;
     return attributes
         .set_diagonal_alignment(key_.queries == key_.keys ? fe::DiagonalAlignment_t::TOP_LEFT
                                                           : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
@@ -134,7 +139,7 @@ class Builder {
 std::shared_ptr<fe::graph::Graph> forward_graph(const ShapeKey& key) {
   const Builder b(key);
   const auto& ld = key.distances;
-  auto attributes = b.causal<fe::graph::SDPA_attributes>().set_generate_stats(key.with_lse);
+  auto attributes = b.masked<fe::graph::SDPA_attributes>().set_generate_stats(key.with_lse);
   const auto [out, stats] =
       b.graph()->sdpa(b.input(b.heads(kQ, key.queries, key.heads, ld[0])),
                       b.input(b.heads(kK, key.keys, key.kv_heads, ld[1])),
@@ -147,7 +152,7 @@ std::shared_ptr<fe::graph::Graph> forward_graph(const ShapeKey& key) {
 std::shared_ptr<fe::graph::Graph> backward_graph(const ShapeKey& key) {
   const Builder b(key);
   const auto& ld = key.distances;
-  auto attributes = b.causal<fe::graph::SDPA_backward_attributes>().set_deterministic_algorithm(
+  auto attributes = b.masked<fe::graph::SDPA_backward_attributes>().set_deterministic_algorithm(
       key.order == SumOrder::fixed);
   const auto [d_q, d_k, d_v] = b.graph()->sdpa_backward(
       b.input(b.heads(kQ, key.queries, key.heads, ld[0])),

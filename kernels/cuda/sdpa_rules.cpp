@@ -10,18 +10,21 @@ constexpr std::int64_t kFewestQueries = 64, kWidestHead = 128, kVectorBytes = 16
 constexpr std::int64_t kTile = 128;       // that numbers of tokens are rounded up to
 constexpr std::int64_t kOther = 1 << 20;  // semaphores and other small things
 
-bool takes(const AttentionShape& shape, const Dropout& dropout, const View& documents,
-           std::int64_t queries, std::initializer_list<View> operands) {
+template <typename Operation>
+bool takes(const Operation& a, std::initializer_list<View> operands) {
+  const AttentionShape& shape = a.shape;
   const DType type = operands.begin()->type;
-  if (shape.mask != AttentionMask::causal || shape.window > 0 || shape.soft_cap > 0 || documents) {
+  if (shape.mask != AttentionMask::causal || shape.window > 0 || shape.soft_cap > 0 ||
+      a.documents) {
     return false;
   }
-  if ((type != DType::bf16 && type != DType::f16) || dropout) return false;
+  if (sight_of_call(a) == SdpaSight::none) return false;
+  if ((type != DType::bf16 && type != DType::f16) || a.dropout) return false;
   if (shape.skip != 0 || shape.heads % shape.kv_heads != 0 ||
       (shape.group != 0 && shape.group != shape.heads / shape.kv_heads)) {
     return false;
   }
-  if (queries < kFewestQueries || shape.head_dim > kWidestHead) return false;
+  if (a.q.extent(1) < kFewestQueries || shape.head_dim > kWidestHead) return false;
   if (shape.values() != shape.head_dim) return false;
   const std::int64_t element = size_of(type);
   if (shape.head_dim * element % kVectorBytes != 0) return false;
@@ -34,18 +37,14 @@ bool takes(const AttentionShape& shape, const Dropout& dropout, const View& docu
 }  // namespace
 
 std::optional<SdpaPlan> sdpa_plan(const Attention& a) {
-  if (!takes(a.shape, a.dropout, a.documents, a.q.extent(1), {a.q, a.k, a.v, a.out}))
-    return std::nullopt;
+  if (!takes(a, {a.q, a.k, a.v, a.out})) return std::nullopt;
   return SdpaPlan{a.q.extent(0), kOther};
 }
 
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
   if (a.q.extent(1) != a.k.extent(1) || a.d_k.type != a.q.type || a.write != Write::overwrite)
     return std::nullopt;
-  if (!takes(a.shape, a.dropout, a.documents, a.q.extent(1),
-             {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) {
-    return std::nullopt;
-  }
+  if (!takes(a, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) return std::nullopt;
   const std::int64_t tokens = round_up(a.q.extent(1), kTile), rows = a.shape.heads * tokens;
   const bool fixed = a.order == SumOrder::fixed;
   // A number of each row; with groups, d_k and d_v of every query head before they are added up; in

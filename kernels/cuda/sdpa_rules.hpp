@@ -8,17 +8,29 @@
 
 namespace tessera::kernels::cuda {
 
+/// What cuDNN is told of what causal queries see: all keys, where these end before the first query
+/// or with it; those up to their own, which is one of them; or it is not asked.
+enum class SdpaSight : std::uint8_t { none, up_to_own, all };
+
+template <typename Operation>
+SdpaSight sight_of_call(const Operation& a) {
+  const std::int64_t first = first_query_of(a), keys = a.k.extent(1);
+  if (first >= 0 && first + a.q.extent(1) <= keys) return SdpaSight::up_to_own;
+  return first + 1 >= keys ? SdpaSight::all : SdpaSight::none;
+}
+
 /// How cuDNN runs a call: so many samples at a time, which divide the batch, in so much workspace.
 struct SdpaPlan {
   std::int64_t samples = 0, workspace_bytes = 0;
 };
 
 /// Nothing where the own kernel runs: a mask other than the causal one, a window, capped scores,
-/// documents, f32, dropout, groups of heads that begin or end within a rank, fewer than 64 queries
-/// (a walk along a cache), heads of more than 128 columns or rows that are not whole vectors of 16
-/// bytes. Of a backward whose sums have a fixed order also what needs more than kMostScores for one
-/// sample, for then cuDNN writes the gradients of all scores to memory; in any order it writes
-/// d_q's sums, of fewer samples at a time where they are more.
+/// documents, f32, dropout, keys of which SdpaSight has no word, groups of heads that begin or end
+/// within a rank, fewer than 64 queries (a walk along a cache), heads of more than 128 columns or
+/// rows that are not whole vectors of 16 bytes. Of a backward whose sums have a fixed order also
+/// what needs more than kMostScores for one sample, for then cuDNN writes the gradients of all
+/// scores to memory; in any order it writes d_q's sums, of fewer samples at a time where they are
+/// more.
 std::optional<SdpaPlan> sdpa_plan(const Attention& call);
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call);
 

@@ -535,6 +535,8 @@ class Bench {
         OrderChunks{
             .x = rows, .out = memory.zeros(DType::f32, {8, n / 8}), .chunks = {.shares = 4}},
         text(rows));
+    const View attended = rows.reshaped({1, 8, n / 8}), lse = memory.zeros(DType::f32, {1, 1, 8});
+    row(MergeAttention{.x = attended, .x_lse = lse, .out = attended, .lse = lse}, text(attended));
     row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));

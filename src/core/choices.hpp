@@ -72,9 +72,10 @@ enum class RouterGates : std::uint8_t { one, two_levels };
 enum class GroupScore : std::uint8_t { largest, two_largest };
 
 /// How ranks that divide a sequence compute attention: each gathers keys and values of all (Dubey
-/// et al. 2024, Llama 3, section 3.3.2), or has all tokens of some heads (Jacobs et al. 2023,
-/// DeepSpeed Ulysses); or what sends less.
-enum class ContextKind : std::uint8_t { gather, heads, automatic };
+/// et al. 2024, Llama 3, section 3.3.2), or has those of one rank after another, which go round
+/// (Liu et al. 2023, Ring Attention), or all tokens of some heads (Jacobs et al. 2023, DeepSpeed
+/// Ulysses); or what sends less.
+enum class ContextKind : std::uint8_t { gather, ring, heads, automatic };
 
 /// What tensor ranks have of experts: a part of the width of each, or some of them whole.
 enum class ExpertSplit : std::uint8_t { width, experts };
@@ -189,8 +190,8 @@ struct EnumWords<ExpertSplit> {
 template <>
 struct EnumWords<ContextKind> {
   using enum ContextKind;
-  static constexpr std::array table = {std::pair{gather, "gather"}, std::pair{heads, "heads"},
-                                       std::pair{automatic, "auto"}};
+  static constexpr std::array table = {std::pair{gather, "gather"}, std::pair{ring, "ring"},
+                                       std::pair{heads, "heads"}, std::pair{automatic, "auto"}};
 };
 template <>
 struct EnumWords<Recompute> {

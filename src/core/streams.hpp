@@ -48,14 +48,17 @@ enum class StreamCounts : std::uint8_t {
 /// Which way messages of a pipeline go: down with activations, up with their gradients.
 enum class Direction : std::uint8_t { none, down, up };
 
+/// How long the bytes of what an op uses are kept from others, which else would have to wait for it
+/// at once: until it is issued; of one within a unit, until something uses what it brings; of one
+/// that carries away what compute has made, until the next visit is over.
+enum class Holds : std::uint8_t { issued, used, next_visit };
+
 struct StreamRow {
   Stream stream;
   const char* name;
   StreamCounts counts;
   Direction direction = Direction::none;
-  /// Whether its ops carry away what compute has made. Their buffers live until the next visit is
-  /// over; otherwise compute would have to wait at once to reuse their bytes.
-  bool outgoing = false;
+  Holds holds = Holds::issued;
 };
 
 /// In the order of the enumeration, compute first.
@@ -67,27 +70,34 @@ inline constexpr std::array kStreamRows = {
     StreamRow{Stream::gather_pack, "gather_pack", StreamCounts::communication},
     StreamRow{Stream::gather_across, "gather_across", StreamCounts::communication},
     StreamRow{Stream::gather_unpack, "gather_unpack", StreamCounts::communication},
-    StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none, true},
+    StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none,
+              Holds::next_visit},
     StreamRow{Stream::reduce_pack, "reduce_pack", StreamCounts::communication, Direction::none,
-              true},
-    StreamRow{Stream::reduce_sum, "reduce_sum", StreamCounts::communication, Direction::none, true},
+              Holds::next_visit},
+    StreamRow{Stream::reduce_sum, "reduce_sum", StreamCounts::communication, Direction::none,
+              Holds::next_visit},
     StreamRow{Stream::reduce_across, "reduce_across", StreamCounts::communication, Direction::none,
-              true},
+              Holds::next_visit},
     StreamRow{Stream::reduce_unpack, "reduce_unpack", StreamCounts::communication, Direction::none,
-              true},
-    StreamRow{Stream::copy, "copy", StreamCounts::transfer, Direction::none, true},
+              Holds::next_visit},
+    StreamRow{Stream::copy, "copy", StreamCounts::transfer, Direction::none, Holds::next_visit},
     StreamRow{Stream::read, "read", StreamCounts::transfer},
-    StreamRow{Stream::write, "write", StreamCounts::transfer, Direction::none, true},
+    StreamRow{Stream::write, "write", StreamCounts::transfer, Direction::none, Holds::next_visit},
     StreamRow{Stream::disk_read, "disk_read", StreamCounts::transfer},
-    StreamRow{Stream::disk_write, "disk_write", StreamCounts::transfer, Direction::none, true},
-    StreamRow{Stream::host, "host", StreamCounts::transfer, Direction::none, true},
-    StreamRow{Stream::tensor, "tensor", StreamCounts::communication},
-    StreamRow{Stream::experts, "experts", StreamCounts::communication},
-    StreamRow{Stream::context, "context", StreamCounts::communication},
+    StreamRow{Stream::disk_write, "disk_write", StreamCounts::transfer, Direction::none,
+              Holds::next_visit},
+    StreamRow{Stream::host, "host", StreamCounts::transfer, Direction::none, Holds::next_visit},
+    StreamRow{Stream::tensor, "tensor", StreamCounts::communication, Direction::none, Holds::used},
+    StreamRow{Stream::experts, "experts", StreamCounts::communication, Direction::none,
+              Holds::used},
+    StreamRow{Stream::context, "context", StreamCounts::communication, Direction::none,
+              Holds::used},
     StreamRow{Stream::matrices, "matrices", StreamCounts::communication},
-    StreamRow{Stream::send_forward, "send_forward", StreamCounts::pipeline, Direction::down, true},
+    StreamRow{Stream::send_forward, "send_forward", StreamCounts::pipeline, Direction::down,
+              Holds::next_visit},
     StreamRow{Stream::receive_forward, "receive_forward", StreamCounts::pipeline, Direction::down},
-    StreamRow{Stream::send_backward, "send_backward", StreamCounts::pipeline, Direction::up, true},
+    StreamRow{Stream::send_backward, "send_backward", StreamCounts::pipeline, Direction::up,
+              Holds::next_visit},
     StreamRow{Stream::receive_backward, "receive_backward", StreamCounts::pipeline, Direction::up}};
 inline constexpr std::size_t kStreams = kStreamRows.size();
 

@@ -38,8 +38,6 @@ class AdapterChecker : DeckChecker {
     if (usable({"frozen.block"}) && frozen.block % 2 != 0)
       problem("frozen.block", fmt::format("frozen.block = {} is odd: use {} or {}", frozen.block,
                                           frozen.block - 1, frozen.block + 1));
-    not_with(type, "offload.parameters", deck_.offload.parameters == OffloadTier::nvme,
-             "codes are not kept on disks", "use host");
   }
 
   void some_layers() {

@@ -52,6 +52,9 @@ class ContextChecker : DeckChecker {
     not_with("run.reproducible = \"layout\"", "parallel.context_kind",
              p_.context_kind == ContextKind::heads,
              "its products would have other shapes on other layouts", "use \"gather\"");
+    not_with("run.reproducible = \"layout\"", "parallel.context_kind",
+             p_.context_kind == ContextKind::ring,
+             "it adds up what keys give in the order in which they come by", "use \"gather\"");
     if (most > 1) {
       not_with(fmt::format("run.reproducible_context = {}", most), "zero.reduce",
                usable({"zero.reduce"}) && deck_.zero.reduce != ReduceWhen::micro,

@@ -911,8 +911,9 @@ constexpr SchemaRow kRows[] = {
         {.limits = kRanks}),
     row<&Deck::parallel, &ParallelSection::context_kind>(
         "parallel.context_kind",
-        "how they compute attention: each gathers the keys and values of all, or has all tokens of "
-        "some heads; auto: what sends fewer bytes"),
+        "how they compute attention: each gathers the keys and values of all, or has those of one "
+        "rank after another, or all tokens of some heads; auto: gather or heads, whichever sends "
+        "fewer bytes"),
     row<&Deck::parallel, &ParallelSection::sequence>(
         "parallel.sequence", "norms and residuals are split over the tensor ranks too"),
     row<&Deck::parallel, &ParallelSection::schedule>("parallel.schedule",

@@ -69,6 +69,7 @@ struct ContextRegion {
   std::int64_t samples = 0, sequence = 0;  // of a micro-batch, as a whole
   bool by_document = false;                // positions count from the begins of documents
   comm::GroupShape group;
+  bool next_is_remote = false;  // the rank after this one, behind the last the first, is elsewhere
   std::function<void(const comm::CollectiveCall&)> run;  // over these ranks
 
   bool cut() const { return chunks.shares > 1; }

@@ -8,9 +8,6 @@
 namespace tessera::setup {
 namespace {
 
-/// Whether some parameters are kept as codes, which are not on disks.
-bool has_codes(const deck::Deck& deck) { return deck.model.frozen.type != deck::FrozenType::none; }
-
 /// What makes a rank need less, in the order in which it costs least: arithmetic, then messages,
 /// then disks.
 std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone) {
@@ -27,11 +24,9 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
   if (!state_alone && deck.offload.activations == deck::OffloadTier::none)
     all.emplace_back("offload.activations = \"host\"");
   if (deck.offload.optimizer == deck::OffloadTier::none)
-    all.emplace_back(has_codes(deck)
-                         ? "offload.optimizer, then gradients, to \"nvme\" or, of a GPU, with "
-                           "parameters to the \"host\""
-                         : "offload.optimizer, then gradients and parameters, to \"nvme\" or, of a "
-                           "GPU, to the \"host\"");
+    all.emplace_back(
+        "offload.optimizer, then gradients and parameters, to \"nvme\" or, of a GPU, to "
+        "the \"host\"");
   else if (deck.offload.optimizer_share < 1)
     all.emplace_back("a larger offload.optimizer_share");
   all.emplace_back("a larger parallel.tensor or parallel.pipeline");
@@ -64,9 +59,7 @@ static void check_host(const deck::LoadedDeck& loaded, const plan::ArenaBytes& b
   if (loaded.deck.checkpoint.every > 0 && saves_beside_steps(loaded.deck))
     remedies.emplace_back("checkpoint.async = false");
   if (loaded.deck.offload.uses(deck::OffloadTier::host))
-    remedies.emplace_back(has_codes(loaded.deck)
-                              ? "\"nvme\" in place of \"host\" in [offload], but for parameters"
-                              : "\"nvme\" in place of \"host\" in [offload]");
+    remedies.emplace_back("\"nvme\" in place of \"host\" in [offload]");
   remedies.emplace_back("more data ranks with zero.stage 1 to 3");
   throw MemoryError(fmt::format(
       "a rank needs {} in arena host (snapshots for checkpoints, what is offloaded), {} more than "

@@ -114,6 +114,9 @@ class Codes(AdapterTest):
                 (4, {"parallel__pipeline": 2, "zero__stage": 1, "guard__check_replicas": 1,
                      "recompute__policy": "selective"}),
                 (2, {"zero__stage": 3, "zero__secondary": 1, "zero__tiles": 2}),
+                (2, {"zero__stage": 3, "offload__parameters": "nvme", "offload__optimizer": "nvme",
+                     "offload__gradients": "nvme", "offload__nvme": [str(self.dir)]}),
+                (1, {"offload__parameters": "nvme", "offload__nvme": [str(self.dir)]}),
                 (2, {"zero__stage": 2, "offload__parameters": "host",
                      "offload__optimizer": "nvme", "offload__nvme": [str(self.dir)]})), **fixed)
 
@@ -179,13 +182,6 @@ class Codes(AdapterTest):
         job = self.run_job(1, "train", run / "deck.toml", "--set", "run.steps=1")
         self.assertEqual(job.code, 0, job.output)
         self.assertIn("note: int8 in blocks of 64 loses", job.output)
-
-    def test_options_leave_out_what_codes_cannot_have(self):
-        deck = self.deck_of("run", "gpt2", frozen__type="int4", frozen__block=32)
-        job = self.run_job(0, "check", deck, "--ranks", 2, "--options")
-        self.assertEqual(job.code, 0, job.output)
-        self.assertIn("parameters are not on disks: frozen.type keeps some as codes", job.output)
-        self.assertEqual(len(re.findall(r"^[0-3]  ", job.output, re.M)), 20)
 
     def test_numbers_that_the_compute_type_does_not_have(self):
         """Are found in what becomes codes too."""
@@ -299,8 +295,6 @@ class Refused(AdapterTest):
         self.refuses("frozen.block has no effect without frozen.type", frozen__block=32)
         self.refuses("frozen.block = 33 is odd: use 32 or 34", frozen__type="int8", frozen__block=33)
         self.refuses("frozen.block", "16", frozen__type="int8", frozen__block=8)
-        self.refuses('offload.parameters = "nvme" is not possible with frozen.type = "int8"',
-                     frozen__type="int8", offload__parameters="nvme", zero__stage=3)
 
     def test_other_codes_on_resume(self):
         self.train(1, self.deck_of("run", "gpt2", frozen__type="int8", checkpoint__every=5,

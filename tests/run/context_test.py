@@ -21,6 +21,9 @@ LAYOUTS = ((2, {"parallel__context": 2}),
            (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 1}),
            (4, {"parallel__context": 2, "parallel__tensor": 2, "parallel__sequence": False,
                 "offload__optimizer": "host", "offload__activations": "host"}),
+           (4, {"parallel__context": 4, "parallel__context_kind": "ring", "zero__stage": 3}),
+           (4, {"parallel__context": 2, "parallel__context_kind": "ring", "parallel__tensor": 2,
+                "recompute__policy": "full"}),
            (4, {"parallel__context": 2, "parallel__pipeline": 2, "zero__stage": 3,
                 "parallel__schedule": "zero_bubble", "zero__reduce": "step"}))
 
@@ -60,8 +63,10 @@ class OtherModels(LayoutTest):
             self.assert_near({**changes, "run__steps": 4}, [
                 (2, {"parallel__context": 2}),
                 (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 3}),
-                (4, {"parallel__context": 4, "zero__stage": 2})], TOLERANCE)
+                (4, {"parallel__context": 4, "zero__stage": 2}),
+                (4, {"parallel__context": 4, "parallel__context_kind": "ring", "zero__stage": 2})], TOLERANCE)
         heads = {"parallel__context": 2, "parallel__context_kind": "heads"}
+        ring = {**heads, "parallel__context_kind": "ring"}
         self.assert_near({**windows, "run__steps": 4}, [
             (2, heads), (4, {**heads, "zero__stage": 3, "recompute__policy": "full"}),
             (4, {**heads, "parallel__pipeline": 2, "guard__check_replicas": 1,
@@ -69,7 +74,8 @@ class OtherModels(LayoutTest):
         self.assert_near({**LATENT, "run__steps": 4}, [
             (2, heads), (4, {**heads, "parallel__tensor": 2, "zero__stage": 3})])
         self.assert_near({**windows, "model__dropout": 0.1, "run__steps": 4}, [
-            (2, heads), (2, {**heads, "parallel__context_kind": "gather"})])
+            (2, heads), (2, {**heads, "parallel__context_kind": "gather"}),
+            (4, {**ring, "parallel__pipeline": 2})])
         self.assert_near({**windows, "model__kv_heads": 4, "run__steps": 4}, [
             (4, {**heads, "parallel__tensor": 2, "recompute__policy": "selective"})])
 
@@ -97,6 +103,14 @@ class Bits(documents_test.DocumentsTest, LayoutTest):
                           "model__qk_norm": "head", "model__kv_heads": 1}, [
             (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 3}),
             (4, {"parallel__context": 4, "recompute__policy": "full"})])
+
+    def test_eight_ranks(self):
+        """Chunks of one token."""
+        eight = {**LLAMA, **ANY_LAYOUT, "run__reproducible_context": 8, "run__reproducible_tensor": 1, "run__steps": 2}
+        self.assert_same(eight, [(8, {"parallel__context": 8, "zero__stage": 3}),
+                                 (4, {"parallel__context": 4, "zero__stage": 2})])
+        self.assert_near({**LLAMA, "run__steps": 2}, [
+            (8, {"parallel__context": 8, "parallel__context_kind": "ring"})], TOLERANCE)
 
     def test_documents_and_restarts(self):
         lengths = [1 + 7 * i % 30 for i in range(190)]
@@ -164,15 +178,16 @@ class WithOthers(LayoutTest):
             self.assert_near({"run__steps": 4, **changes}, [
                 (2, {"parallel__context": 2, **layout}) for layout in layouts])
         bf16 = {**LLAMA, "run__steps": 4, "precision__compute": "bf16"}
-        self.assert_near(bf16, [(2, {"parallel__context": 2})], TOLERANCE_BF16)
+        self.assert_near(bf16, [(2, {"parallel__context": 2}),
+                                (4, {"parallel__context": 4, "parallel__context_kind": "ring"})], TOLERANCE_BF16)
 
 
 class Traffic(LayoutTest):
-    def test_of_both_kinds(self):
+    def test_of_all_kinds(self):
         """By formula, beside the same ranks with whole sequences, which exchange all else alike."""
         fixed = {**LLAMA, "model__kv_heads": 4, "run__steps": 2, "batch__global": 2, "batch__micro": 1}
         sent = {}
-        for kind in (None, "gather", "heads"):
+        for kind in (None, "gather", "ring", "heads"):
             context = {"parallel__context": 2, "parallel__context_kind": kind} if kind else {}
             name = kind or "data"
             self.train(2, self.deck(name, tiny_deck(self.corpus, **fixed, **context)))
@@ -181,6 +196,7 @@ class Traffic(LayoutTest):
         # rank and sequence; both micro-batches.
         tokens, q, kv = 2 * 8 * 4, 32, 32
         self.assertEqual(sent["gather"] - sent[None], 4 * tokens * 6 * kv)
+        self.assertEqual(sent["ring"], sent["gather"])
         self.assertEqual(sent["heads"] - sent[None], 4 * tokens * 6 * (q + kv) // 2)
 
 
@@ -226,6 +242,9 @@ class Refused(LayoutTest):
                  "is not a multiple of 4"),
                 (2, {"parallel__context": 2, "run__reproducible": "layout", "run__threads": 1},
                  "needs a divisor of run.reproducible_context = 1"),
+                (2, {"parallel__context": 2, "parallel__context_kind": "ring", "run__reproducible": "layout",
+                     "run__threads": 1, "run__reproducible_context": 2},
+                 "it adds up what keys give in the order in which they come by"),
                 (1, {"run__reproducible_context": 2}, 'run.reproducible_context has no effect without run.reproducible = "layout"'),
                 (2, {"parallel__context": 2, "run__reproducible": "layout", "run__threads": 1,
                      "run__reproducible_context": 2, "zero__reduce": "step"}, "use \"micro\"")):

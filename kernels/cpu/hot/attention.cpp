@@ -10,6 +10,12 @@ namespace {
 
 constexpr float kMasked = -__builtin_inff();
 
+/// Of an Attention or its backward.
+template <typename Operation>
+KeyPart part_of(const Operation& a) {
+  return {a.first_key, a.k.shape[1], sequence_of(a)};
+}
+
 /// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
 struct HeadRows {
   const View* view;
@@ -73,13 +79,14 @@ void clear(float* x, std::int64_t n) {
 struct TileDropout {
   const Dropout& dropout;
   const DropoutRule& rule;
-  std::int64_t sample, head, first, keys;  // first: the token of query 0
+  std::int64_t sample, head;
+  KeyPart part;
 
   explicit operator bool() const { return dropout.p > 0; }
-  void factors(std::int64_t t, std::int64_t s, std::int64_t n, float* out) const {
+  void factors(std::int64_t query, std::int64_t s, std::int64_t n, float* out) const {
     const auto* samples = reinterpret_cast<const std::int64_t*>(dropout.samples.data);
-    dropout_factors(rule, static_cast<std::uint64_t>(samples[sample]),
-                    (head * keys + first + t) * keys + s, n, out);
+    dropout_factors(rule, static_cast<std::uint64_t>(samples[sample]), part.pair(head, query, s), n,
+                    out);
   }
 };
 
@@ -165,17 +172,16 @@ struct ForwardScratch {
 /// Keys of one document that are packed, and the queries that may see them.
 struct ForwardTile {
   Sight sight;
-  Range document, keys;
+  Range of_document, keys;   // all of the document's that are here, and those that are packed
   std::int64_t first_query;  // the token of row 0
 };
 
 /// What `n` rows from row i on, a block at most, get of a tile.
 void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile& tile,
-                  std::int64_t first_token, std::int64_t i, std::int64_t n,
-                  const ForwardScratch& x) {
+                  std::int64_t i, std::int64_t n, const ForwardScratch& x) {
   const std::int64_t query = tile.first_query + i;
   const auto seen_by = [&](std::int64_t row) {
-    return tile.sight.keys_of(query + row, tile.document);
+    return tile.sight.keys_of(query + row, tile.of_document);
   };
   // Columns that any of the rows sees, from the vector of the first of them on.
   const std::int64_t left = at_least(seen_by(0).begin - tile.keys.begin, 0) / kLanes * kLanes;
@@ -190,7 +196,7 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
     if (a.shape.soft_cap > 0) cap_row(row, vecs, a.shape.soft_cap, nullptr);
     mask_row(row, {seen.begin - first_key, seen.end - first_key}, vecs);
     softmax_row(row, vecs, x.dims.v, {x.out + (i + j) * x.dims.v, x.max[i + j], x.sum[i + j]});
-    if (drop) drop_row(drop, first_token + i + j, first_key, right - left, row);
+    if (drop) drop_row(drop, query + j, first_key, right - left, row);
   }
   tile_product(n, static_cast<int>(x.dims.v / kLanes), right - left, {x.scores, kTile, 1},
                {x.v + left * x.dims.v, x.dims.v}, {x.out + i * x.dims.v, x.dims.v}, Write::add);
@@ -201,13 +207,16 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
 void forward_document(const Attention& a, const TileDropout& drop, const AttentionUnit& unit,
                       Range rows, Range document, const ForwardScratch& x) {
   const std::int64_t dim = a.shape.head_dim, kv_head = a.shape.kv_head_of(unit.head);
-  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
-  const std::int64_t first_query = a.first_token() + unit.t.begin;
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.part.tokens);
+  const Range of_document = drop.part.keys_of(document);
+  if (of_document.empty()) return;
+  const std::int64_t first_query = first_query_of(a) + unit.t.begin;
   const Range seen =
-      sight.keys_of(Range{first_query + rows.begin, first_query + rows.end}, document);
-  const std::int64_t before = (seen.begin - document.begin) / kTile * kTile;
-  for (std::int64_t s = document.begin + before; s < seen.end; s += kTile) {
-    const ForwardTile tile{sight, document, {s, at_most(s + kTile, document.end)}, first_query};
+      sight.keys_of(Range{first_query + rows.begin, first_query + rows.end}, of_document);
+  const std::int64_t before = (seen.begin - of_document.begin) / kTile * kTile;
+  for (std::int64_t s = of_document.begin + before; s < seen.end; s += kTile) {
+    const ForwardTile tile{
+        sight, of_document, {s, at_most(s + kTile, of_document.end)}, first_query};
     const std::int64_t count = tile.keys.count();
     pack({&a.k, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.dims.q);
     pack_transposed(x.v, count, dim, x.dims.q, x.k_turned);
@@ -216,7 +225,7 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
     const std::int64_t end = at_most(rows.end, queries.end - first_query);
     for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
          i += kBlockRows) {
-      forward_rows(a, drop, tile, unit.t.begin, i, at_most(kBlockRows, end - i), x);
+      forward_rows(a, drop, tile, i, at_most(kBlockRows, end - i), x);
     }
   }
 }
@@ -264,11 +273,13 @@ void add_values(const HeadRows& v, const float* p, float* out) {
 /// A single query, as a sequence that is generated has them: keys and values are read once, from
 /// where they are, and not packed for others.
 void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardScratch& x) {
-  const std::int64_t keys = a.k.shape[1], query = a.first_token(), dim = a.shape.head_dim,
+  const KeyPart part = part_of(a);
+  const std::int64_t query = first_query_of(a), dim = a.shape.head_dim,
                      kv_head = a.shape.kv_head_of(unit.head);
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
-  const Range seen = sight_of(a.shape.mask, a.shape.window, keys)
-                         .keys_of(query, document_of(documents, unit.sample, query, keys));
+  const Range document = part.document_of(documents, unit.sample, query);
+  const Range seen =
+      sight_of(a.shape.mask, a.shape.window, part.tokens).keys_of(query, part.keys_of(document));
   for (std::int64_t s = seen.begin; s < seen.end; s += kTile) {
     const std::int64_t count = at_most(kTile, seen.end - s);
     const int vecs = static_cast<int>(ceil_div(count, kLanes));
@@ -284,12 +295,11 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
 /// All queries of a unit, document by document.
 void forward_queries(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
                      const ForwardScratch& x) {
-  const std::int64_t keys = a.k.shape[1], rows = unit.t.count(),
-                     first_query = a.first_token() + unit.t.begin;
-  const TileDropout drop{a.dropout, rule, unit.sample, unit.head, a.first_token(), keys};
+  const std::int64_t rows = unit.t.count(), first_query = first_query_of(a) + unit.t.begin;
+  const TileDropout drop{a.dropout, rule, unit.sample, unit.head, part_of(a)};
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   for (std::int64_t i = 0; i < rows;) {
-    const Range document = document_of(documents, unit.sample, first_query + i, keys);
+    const Range document = drop.part.document_of(documents, unit.sample, first_query + i);
     const std::int64_t end = at_most(rows, document.end - first_query);
     forward_document(a, drop, unit, {i, end}, document, x);
     i = end;
@@ -313,7 +323,7 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
     forward_queries(a, rule, unit, x);
   }
   for (std::int64_t i = 0; i < rows; ++i) {
-    unpack(x.out + i * x.dims.v, x.dims.v, 1.0F / x.sum[i],
+    unpack(x.out + i * x.dims.v, x.dims.v, x.sum[i] > 0 ? 1.0F / x.sum[i] : 0.0F,
            {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, a.shape.values()});
   }
   if (a.lse.data == nullptr) return;
@@ -420,7 +430,7 @@ void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
 /// give (Dao 2023, FlashAttention-2, the inner loop of algorithm 2).
 void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
                    Range document, Range queries, Range keys, const BackwardScratch& x) {
-  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.part.tokens);
   const std::int64_t dim = a.shape.head_dim, values = a.shape.values();
   const auto [q_ld, v_ld] = x.dims;
   const std::int64_t t = queries.begin - head.first, rows = queries.count(), count = keys.count();
@@ -434,7 +444,7 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
                Write::overwrite);
   for (std::int64_t i = 0; i < rows; ++i) {
     float factors[kTile] = {};
-    if (drop) drop.factors(t + i, keys.begin, count, factors);
+    if (drop) drop.factors(queries.begin + i, keys.begin, count, factors);
     const Range seen = sight.keys_of(queries.begin + i, document);
     backward_row(x.p + i * kTile, x.d_p + i * kTile, key_vecs,
                  {.seen = {seen.begin - keys.begin, at_most(count, seen.end - keys.begin)},
@@ -454,12 +464,12 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
 /// the queries do.
 void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
                        Range document, const BackwardScratch& x) {
-  const std::int64_t count = a.q.shape[1], tokens = a.k.shape[1], first = a.first_token(),
-                     b = unit.sample;
-  const Range heads = query_heads(a.shape, unit.kv_head);
-  const Sight sight = sight_of(a.shape.mask, a.shape.window, tokens);
-  for (std::int64_t s = document.begin; s < document.end; s += kTile) {
-    const Range keys{s, at_most(s + kTile, document.end)};
+  const KeyPart part = part_of(a);
+  const std::int64_t count = a.q.shape[1], first = first_query_of(a), b = unit.sample;
+  const Range heads = query_heads(a.shape, unit.kv_head), of_document = part.keys_of(document);
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, part.tokens);
+  for (std::int64_t s = of_document.begin; s < of_document.end; s += kTile) {
+    const Range keys{s, at_most(s + kTile, of_document.end)};
     begin_keys(a, unit, keys, x);
     const Range see = sight.queries_of(keys, document);
     const std::int64_t before = (see.begin - document.begin) / kTile * kTile;
@@ -473,7 +483,7 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
           .d_q = x.d_q + earlier * x.dims.q};
       for (std::int64_t t = queries.begin; t < queries.end; t += kTile) {
         const std::int64_t end = at_most(at_most(t + kTile, document.end), first + count);
-        backward_tile(a, {a.dropout, rule, b, h, first, tokens}, head, document, {t, end}, keys, x);
+        backward_tile(a, {a.dropout, rule, b, h, part}, head, document, {t, end}, keys, x);
       }
     }
     unpack(x.d_k, x.dims.q, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, a.shape.head_dim},
@@ -496,9 +506,9 @@ void attention_backward(const AttentionBackward& a, const DropoutRule& rule, con
                  x.delta + (h - heads.begin) * tokens);
   }
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
-  const std::int64_t keys = a.k.shape[1];
-  for (std::int64_t t = 0; t < keys;) {
-    const Range document = document_of(documents, b, t, keys);
+  const KeyPart part = part_of(a);
+  for (std::int64_t t = 0; t < part.count;) {
+    const Range document = part.document_of(documents, b, t);
     backward_document(a, rule, unit, document, x);
     t = document.end;
   }
@@ -506,6 +516,30 @@ void attention_backward(const AttentionBackward& a, const DropoutRule& rule, con
     unpack(x.d_q + (h - heads.begin) * tokens * x.dims.q, x.dims.q, a.shape.scale,
            {&a.d_q, b, 0, tokens, h, a.shape.head_dim});
   }
+}
+
+void merge_attention(const MergeAttention& a, Range rows) {
+  const std::int64_t tokens = a.out.shape[1], columns = a.out.shape[2] / a.heads;
+  auto* const lse = reinterpret_cast<float*>(a.lse.data);
+  const auto* const x_lse = reinterpret_cast<const float*>(a.x_lse.data);
+  with_type(a.x.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      const T* x = row_of<T>(a.x, r);
+      float* out = row_of<float>(a.out, r);
+      for (std::int64_t h = 0; h < a.heads; ++h, x += columns, out += columns) {
+        const std::int64_t at = (r / tokens * a.heads + h) * tokens + r % tokens;
+        const MergedLse merged = merged_lse(lse[at], x_lse[at]);
+        for_vectors(
+            columns, [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
+              store(out + c,
+                    fmadd(Vec(merged.of_second), load(x + c, n),
+                          Vec(merged.of_first) * load(out + c, n)),
+                    n);
+            });
+        lse[at] = merged.lse;
+      }
+    }
+  });
 }
 
 }  // namespace tessera::kernels::TESSERA_ISA

@@ -42,6 +42,7 @@ inline constexpr std::int64_t kMostFewRows = 32;
   F(attention, void(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch)) \
   F(attention_backward, void(const AttentionBackward&, const DropoutRule&, const KvHead&, \
     float* scratch)) \
+  F(merge_attention, void(const MergeAttention&, Range rows)) \
   /* `turns`: (T, 2, R / 2) f32, cosines, then sines. */ \
   F(rope, void(const Rope&, const float* turns, Range rows)) \
   F(split_heads, void(const SplitHeads&, Range rows)) \

@@ -5,10 +5,31 @@
 
 namespace tessera::plan {
 
+namespace {
+
+/// The last op before one of another stream that uses what an op writes, in its visit; itself where
+/// there is none. From then on it is known to be over.
+std::int64_t before_first_use(const Plan& plan, std::size_t op) {
+  std::vector<BufferUse> written = uses_of(plan.ops[op]);
+  std::erase_if(written, [](const BufferUse& u) { return u.access == kernels::Access::read; });
+  for (std::size_t i = op + 1; i < plan.ops.size(); ++i) {
+    if (plan.ops[i].visit != plan.ops[op].visit) break;
+    if (plan.ops[i].stream == plan.ops[op].stream) continue;
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      const bool used = std::ranges::any_of(written, [&](const BufferUse& w) {
+        return w.buffer == use.buffer && !intersect(w.bytes, use.bytes).empty();
+      });
+      if (used) return static_cast<std::int64_t>(i) - 1;
+    }
+  }
+  return static_cast<std::int64_t>(op);
+}
+
+}  // namespace
+
 std::vector<Life> buffer_lives(const Plan& plan) {
-  // An outgoing op (a send, a reduction) is issued at its place in the plan but may run long after.
-  // Its buffers live until the next visit is over: otherwise compute would reuse their bytes, and
-  // have to wait, at once.
+  // An op of another stream than compute's is issued at its place in the plan but may run long
+  // after.
   std::map<std::int32_t, std::int64_t> visit_end;
   for (std::size_t i = 0; i < plan.ops.size(); ++i)
     visit_end[plan.ops[i].visit] = static_cast<std::int64_t>(i);
@@ -16,7 +37,9 @@ std::vector<Life> buffer_lives(const Plan& plan) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     auto end = static_cast<std::int64_t>(i);
-    if (row_of(op.stream).outgoing) {
+    const Holds holds = row_of(op.stream).holds;
+    if (holds == Holds::used) end = before_first_use(plan, i);
+    if (holds == Holds::next_visit) {
       const auto next = visit_end.find(op.visit + 1);
       if (next != visit_end.end()) end = std::max(end, next->second);
     }

@@ -169,9 +169,10 @@ struct Copy {
 /// written.
 struct SaveTile {
   static constexpr const char* kName = "save_tile";
-  View from;
+  View from;               // the elements, or the slot of codes that they are kept as
   std::size_t row = 0;     // of kept_tensors
   std::int64_t first = 0;  // element of the unit's flat buffer
+  std::int64_t count = 0;  // of elements
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {

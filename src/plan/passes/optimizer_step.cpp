@@ -197,10 +197,12 @@ std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t uni
     const auto& [live, snapshot, elements] = s.kept[r];
     const Range mine = intersect(intersect(tile, s.slice), elements);
     if (!rows[r].saved || !saved_in_tiles(plan, s.kept[r]) || mine.empty()) continue;
+    const Range kept = s.kept_in(s.kept[r], mine);
     ops.push_back(op_of(OpKind::snapshot, Stream::copy, unit,
-                        SaveTile{.from = live.range(mine.begin - elements.begin, mine.count()),
+                        SaveTile{.from = live.range(kept.begin, kept.count()),
                                  .row = r,
-                                 .first = mine.begin}));
+                                 .first = mine.begin,
+                                 .count = mine.count()}));
     ops.back().location = in.offload.saves_at();
   }
   return ops;

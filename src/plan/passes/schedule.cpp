@@ -385,7 +385,16 @@ class Scheduler {
             .sequence = plan_.shape.sequence,
             .by_document = in_.documents.positions,
             .group = plan_.group(MeshGroup::context),
+            .next_is_remote = next_is_remote(MeshGroup::context),
             .run = {}};
+  }
+  /// Whether the rank after this one in a group, behind the last the first, is on another node.
+  bool next_is_remote(MeshGroup group) const {
+    if (in_.layout.node_of.empty()) return false;
+    const std::int64_t rank = in_.layout.mesh.rank_of(plan_.place);
+    const RankGroup all = in_.layout.mesh.group_of(rank, group);
+    const std::int64_t next = all.rank((all.index(rank) + 1) % all.count);
+    return at(in_.layout.node_of, next) != at(in_.layout.node_of, rank);
   }
 
   /// The ranks that divide experts, as the layer of these units sees them.

@@ -180,9 +180,8 @@ void check_storage(const PlanInputs& in, const model::UnitDesc& unit) {
   TESSERA_CHECK(!unit.traits.trained || !unit.traits.stored,
                 "{} is trained, but kept in another type than it is used in", unit.name);
   const auto& codes = in.stored(unit).codes;
-  TESSERA_CHECK(
-      !codes || (unit.traits.block == codes->block && in.offload.parameters != Location::disk),
-      "{} is kept as codes, but not in blocks of them, or on disks", unit.name);
+  TESSERA_CHECK(!codes || unit.traits.block == codes->block,
+                "{} is kept as codes, but not in blocks of them", unit.name);
 }
 
 /// Says which units' optimizer state is offloaded: the last ones, which have longest until forward

@@ -67,7 +67,8 @@ std::vector<SplitRange> split_by(Range whole, std::span<const Range> ranges) {
 
 std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part) {
   std::vector<Range> tiles;
-  const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
+  const bool whole = !in.offload.updates() || s.codes;  // codes are of whole shards
+  const std::int64_t tile = whole ? s.layout.padded : in.offload.tile;
   for (; !part.empty(); part.begin += tile)
     tiles.push_back({part.begin, std::min(part.end, part.begin + tile)});
   return tiles;

@@ -522,10 +522,15 @@ class GradientCheck {
     if (!kernels::moves_weights(kernels::pass_of(update.rule))) return;
     parameters_[op.unit] = home_of(update.parameter ? update.parameter : update.master);
   }
-  /// Tiles are of the rows that they say, and of elements that are as far apart there.
+  /// Tiles are of the rows that they say, and of elements that are as far apart there; or of codes,
+  /// as many as the elements have.
   void follow_tile(const Op& op, const SaveTile& tile) {
     const BufferUse home = homes_.home_of(tile.from);
-    const std::int64_t distance = home.bytes.begin - tile.first * size_of(tile.from.type);
+    const auto& codes = at(plan_.shares, op.unit).codes;
+    if (tile.from.elements() != (codes ? codes->bytes(tile.count) : tile.count))
+      reject(plan_, at_, "saves more or less than it says");
+    const std::int64_t element = codes ? 0 : size_of(tile.from.type),
+                       distance = home.bytes.begin - tile.first * element;
     const auto [found, added] =
         tiles_.try_emplace({op.unit, tile.row}, std::pair{home.buffer, distance});
     if (!added && found->second != std::pair{home.buffer, distance})
@@ -682,7 +687,7 @@ void check_tiles(const Plan& plan) {
     const auto* tile = std::get_if<SaveTile>(&plan.ops[i].call);
     if (tile == nullptr) continue;
     auto& ranges = rows[{plan.ops[i].unit, tile->row}];
-    const Range elements{tile->first, tile->first + tile->from.elements()};
+    const Range elements{tile->first, tile->first + tile->count};
     for (const Range& other : ranges) {
       if (!intersect(other, elements).empty()) reject(plan, i, "saves an element again");
     }

@@ -675,24 +675,25 @@ void ModelState::save(io::CheckpointWriter& writer, const plan::Op& op,
                       const plan::SaveTile& tile) const {
   memory::Tier& tier = arenas_[plan::row_of(op.location).step]->tier();
   const auto unit = static_cast<std::size_t>(op.unit);
-  const Range elements{tile.first, tile.first + tile.from.elements()};
+  const Range elements{tile.first, tile.first + tile.count};
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     const SavedPiece& saved = saved_[i];
     if (saved.unit != unit || saved.row != tile.row) continue;
     const Range part = intersect(elements, {saved.flat, saved.flat + saved.piece.box.elements()});
     if (part.empty()) continue;
-    save(writer, i, saved, {tile.from.range(part.begin - tile.first, part.count()), &tier},
-         part.begin - saved.flat);
+    if (states_[unit].codes) {
+      save_codes(writer, i, {tile.from, &tier}, tile.first);
+    } else {
+      save(writer, i, saved, {tile.from.range(part.begin - tile.first, part.count()), &tier},
+           part.begin - saved.flat);
+    }
   }
 }
 
-void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, From from) const {
+void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, const RealView& codes,
+                            std::int64_t first) const {
   const auto& [piece, unit, row, flat] = saved_[index];
-  const auto& s = states_[unit];
-  const auto& kept = s.kept[row];
-  const RealView codes = real(from == From::live ? kept.live : kept.snapshot);
-  const std::int64_t first = from == From::live ? kept.elements.begin : s.slice.begin;
-  decode(s, codes, first, {flat, flat + piece.box.elements()},
+  decode(states_[unit], codes, first, {flat, flat + piece.box.elements()},
          [&](std::int64_t at, std::span<float> values) {
            save(writer, index, saved_[index], {f32_view(values), &host_}, at - saved_[index].flat);
          });
@@ -748,11 +749,12 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     const auto& [piece, unit, row, flat] = saved_[i];
     const auto& s = states_[unit];
     const bool live = from == From::live;
+    if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     if (s.codes) {
-      save_codes(writer, i, from);
+      save_codes(writer, i, real(live ? s.kept[row].live : s.kept[row].snapshot),
+                 live ? s.kept[row].elements.begin : s.slice.begin);
       continue;
     }
-    if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
     const Range kept = live ? s.kept[row].elements : plan::saved_of(rows_[row], s, row);

@@ -47,14 +47,11 @@ std::vector<std::string> sets_of(const StateChoice& choice) {
 std::string options_text(const LayoutOptions& layout) {
   std::string text;
   std::int64_t stages = 1;  // of the deck's optimizer
-  bool codes = false;       // which are not kept on disks
   for (int stage = 0; stage < stages; ++stage) {
     for (StateChoice choice : kOffload) {
-      if (codes && choice.parameters == StateTier::disk) continue;
       choice.stage = stage;
       const Checked checked = check_other(layout, sets_of(choice));
       stages = deck::zero_stages(checked.deck().optimizer.name);
-      codes = checked.deck().model.frozen.type != deck::FrozenType::none;
       const plan::PlanInputs& in = checked.planner.inputs;
       const plan::RankFigures& f = checked.largest_rank();
       const auto budget = device_budget(checked.deck());
@@ -85,7 +82,6 @@ std::string options_text(const LayoutOptions& layout) {
                           human_bytes(f.ledger.host()), human_bytes(f.ledger.disk()), fits);
     }
   }
-  if (codes) text += "parameters are not on disks: frozen.type keeps some as codes\n";
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "io/checkpoint_reader.hpp"
+#include "support/sanitized.hpp"
 
 namespace tessera {
 namespace {
@@ -110,8 +111,9 @@ TEST_F(CheckpointFuzz, ValuesOfTheManifest) {
                                                {{0, 0}, {huge, huge}},
                                                {std::int64_t{1} << 47, 2}};
   int accepted = 0, refused = 0;
+  const int trials = test::kSanitized ? 2 : 6;
   for (const auto& place : places) {
-    for (int trial = 0; trial < 6; ++trial) {
+    for (int trial = 0; trial < trials; ++trial) {
       auto mutated = document;
       const auto& value = hostile[static_cast<std::size_t>(random.below(std::ssize(hostile)))];
       mutated[place] = value;
@@ -119,7 +121,7 @@ TEST_F(CheckpointFuzz, ValuesOfTheManifest) {
       (accepts(sealed(text.size() > 1 ? text.substr(1) : text)) ? accepted : refused) += 1;
     }
   }
-  EXPECT_GT(refused, 1000);
+  EXPECT_GT(refused, trials * 500 / 3);
   EXPECT_GT(accepted, 0);  // free numbers: tokens, offsets inside a gap, ...
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);

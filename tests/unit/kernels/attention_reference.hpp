@@ -42,7 +42,7 @@ inline void for_attention_devices(
     for_cpu_devices_and_types([&](Device& device, DType type) { f(device, type, {}); });
   if (gpu() == Gpu::none) return;
   const auto device = tessera::test::make_cuda_test_device();
-  for (DType type : kTypes) {
+  for (DType type : gpu_types()) {
     SCOPED_TRACE(fmt::format("CUDA {}", to_string(type)));
     // 1.01: of what is already in error.
     const ScoreRounding rounded{1.01 * roundoff(type), write_error(type, 0), gpu() == Gpu::real};
@@ -239,6 +239,37 @@ inline AttentionBackward backward_of(const Inputs& in, const Tensor& out, const 
           .first = in.reference.c.first};
 }
 
+/// Outputs and lse in double, and what they may err by before they are written.
+struct Outputs {
+  Numbers out, lse, absolute;  // absolute: of the sums over keys, with absolute values for v
+  double relative = 0;         // of exponentials and their sums
+  std::function<double(std::size_t)> out_error, lse_error;
+};
+inline Outputs outputs_of(const Reference& reference, const ScoreRounding& rounding) {
+  const Case& c = reference.c;
+  Outputs o;
+  double magnitude = 0;
+  o.out = reference.forward(&o.lse, &magnitude);
+  o.absolute = absolute_outputs(reference);
+  // A score's error (score_error) becomes relative through e^x, beside 2 ulp of its own and
+  // rounding of score - max; sums over keys add (S + 1) u; rescaling by a new maximum adds
+  // about 4 u a tile. Numerator and denominator both: twice. A GPU's e^x is 2^(x log2 e), 4 u
+  // of its own for 16-bit types, within what 8 u allow here.
+  const double u = 0x1p-24;
+  const double score = reference.score_error() * magnitude;
+  const auto keys = static_cast<double>(c.keys);
+  const double relative = 2 * (2 * score + (keys + 8 + keys / 16) * u);
+  const double largest_v = largest(reference.v),
+               mean = largest_v / (1 - static_cast<double>(c.dropout));
+  o.relative = relative;
+  o.out_error = [=, absolute = o.absolute](std::size_t j) {
+    // Probabilities are at most 1 and their sum at least 1 when they are rounded.
+    return relative * mean + rounding.relative * absolute[j] + rounding.absolute * keys * largest_v;
+  };
+  o.lse_error = [=, lse = o.lse](std::size_t j) { return relative + 4 * u * std::abs(lse[j]); };
+  return o;
+}
+
 /// Runs a case and compares the outputs with doubles.
 inline void expect_outputs(Device& device, DType type, const ScoreRounding& rounding,
                            const Case& c) {
@@ -246,35 +277,17 @@ inline void expect_outputs(Device& device, DType type, const ScoreRounding& roun
   Tensor out(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
   Tensor lse(DType::f32, {c.samples, c.heads, c.queries});
   run(device, call_of(in, out, lse));
-  Numbers want_lse;
-  double magnitude = 0;
-  const Numbers want = in.reference.forward(&want_lse, &magnitude);
-  // A score's error (score_error) becomes relative through e^x, beside 2 ulp of its own and
-  // rounding of score - max; sums over keys add (S + 1) u; rescaling by a new maximum adds
-  // about 4 u a tile. Numerator and denominator both: twice. A GPU's e^x is 2^(x log2 e), 4 u
-  // of its own for 16-bit types, within what 8 u allow here.
-  const double u = 0x1p-24;
-  const double score = in.reference.score_error() * magnitude;
-  const auto keys = static_cast<double>(c.keys);
-  const double relative = 2 * (2 * score + (keys + 8 + keys / 16) * u);
-  const double largest_v = largest(in.reference.v),
-               mean = largest_v / (1 - static_cast<double>(c.dropout));
-  const Numbers absolute = absolute_outputs(in.reference);
+  const Outputs want = outputs_of(in.reference, rounding);
   expect_within(
-      out, want,
+      out, want.out,
       [&](std::int64_t i) {
         const auto j = static_cast<std::size_t>(i);
-        // Probabilities are at most 1 and their sum at least 1 when they are rounded.
-        const double error = relative * mean + rounding.relative * absolute[j] +
-                             rounding.absolute * keys * largest_v;
-        return error + write_error(type, std::abs(want[j]) + error);
+        const double error = want.out_error(j);
+        return error + write_error(type, std::abs(want.out[j]) + error);
       },
       "out");
   expect_within(
-      lse, want_lse,
-      [&](std::int64_t i) {
-        return relative + 4 * u * std::abs(want_lse[static_cast<std::size_t>(i)]);
-      },
+      lse, want.lse, [&](std::int64_t i) { return want.lse_error(static_cast<std::size_t>(i)); },
       "lse");
 }
 

@@ -37,7 +37,10 @@ Attention forward_of(const AttentionBackward& a) {
           .out = a.out,
           .lse = a.lse,
           .shape = a.shape,
-          .dropout = a.dropout};
+          .dropout = a.dropout,
+          .first = a.first,
+          .first_key = a.first_key,
+          .tokens = a.tokens};
 }
 
 // What cuDNN 9.19 answered for these shapes: gradients of scores, and of every query head's keys
@@ -80,6 +83,22 @@ TEST(Sdpa, ABackwardTakesAsManySamplesAtATimeAsFit) {
   EXPECT_EQ(samples({7, 1024, 25, 25, 64}), 1) << "only 1 and 7 divide 7";
   EXPECT_EQ(samples({2, 2048, 32, 32, 128}), 1);
   EXPECT_EQ(samples({2, 4096, 32, 32, 128}), 0);
+}
+
+TEST(Sdpa, TakesKeysBeforeQueriesAndThoseUpToThem) {
+  const auto taken = [](std::int64_t first, std::int64_t first_key) {
+    AttentionBackward part = call_of({2, 128, 8, 4, 64}, DType::bf16);
+    part.tokens = 512, part.first = first, part.first_key = first_key;
+    check(part);
+    EXPECT_EQ(sdpa_plan(part).has_value(), sdpa_plan(forward_of(part)).has_value());
+    return sdpa_plan(part).has_value();
+  };
+  EXPECT_TRUE(taken(128, 128));
+  EXPECT_TRUE(taken(384, 128));
+  EXPECT_TRUE(taken(255, 128)) << "the first query is the last key's";
+  EXPECT_FALSE(taken(254, 128)) << "it does not see the last key";
+  EXPECT_FALSE(taken(100, 128)) << "it sees none";
+  EXPECT_FALSE(taken(0, 128));
 }
 
 TEST(Sdpa, LeavesToTheOwnKernelWhatTheLibraryDoesNotDo) {

@@ -245,7 +245,8 @@ TEST(NormBackward, AgreesWithFiniteDifferences) {
 // Rows of every length that GPUs divide in a way of its own, several chunks of them.
 TEST(NormBackward, LongRowsAgreeWithDouble) {
   for_devices_and_types([](Device& device, DType type) {
-    for (std::int64_t columns : {250, 900, 2001, 4096, 8008, 9001}) {
+    for (const std::int64_t columns :
+         tessera::test::some_of(std::vector<std::int64_t>{250, 900, 2001, 4096, 8008, 9001})) {
       const NormKind kind = columns == 900 ? NormKind::rmsnorm : NormKind::layernorm;
       const std::int64_t rows = columns < 1000 ? 37 : 18;
       const Case c{1, rows, columns, 0, kind, true, 0};

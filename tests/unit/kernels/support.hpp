@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/device.hpp"
 #include "support/cuda_test_device.hpp"
+#include "support/sanitized.hpp"
 
 namespace tessera::kernels::test {
 
@@ -138,6 +139,11 @@ inline std::vector<Isa> isas() {
   return all;
 }
 inline const std::vector<DType> kTypes = {DType::f32, DType::bf16, DType::f16};
+/// Those of a GPU: sanitizers need not see f16 on an emulated one, which has the kernels of bf16.
+inline std::vector<DType> gpu_types() {
+  if (tessera::test::kSanitized) return {DType::f32, DType::bf16};
+  return kTypes;
+}
 
 /// f(device) for every instruction set.
 inline void for_cpu_devices(const std::function<void(Device&)>& f) {
@@ -165,12 +171,13 @@ inline void for_cpu_devices_and_types(const std::function<void(Device&, DType)>&
   });
 }
 inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) {
-  for_devices([&](Device& device) {
-    for (DType type : kTypes) {
-      SCOPED_TRACE(to_string(type));
-      f(device, type);
-    }
-  });
+  if (gpu() != Gpu::real) for_cpu_devices_and_types(f);
+  if (gpu() == Gpu::none) return;
+  const auto device = tessera::test::make_cuda_test_device();
+  for (DType type : gpu_types()) {
+    SCOPED_TRACE(fmt::format("CUDA {}", to_string(type)));
+    f(*device, type);
+  }
 }
 
 /// How many roundings a term of a sum over a row of n goes through. On a CPU sixteen lanes add n /

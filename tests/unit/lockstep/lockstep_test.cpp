@@ -388,6 +388,13 @@ std::vector<Layout> layouts() {
         .offload = {.parameters = plan::Location::host, .ahead = 1},
         .tiles = 2},
        1},
+      {"Data2FrozenAsInt4OnDisk",
+       {.mesh = {.data = 2},
+        .config = with_adapters(llama_like()),
+        .compute = DType::bf16,
+        .codes = {{.type = kernels::BlockType::int4, .block = 16}},
+        .offload = all_on(plan::Location::disk, 1)},
+       1},
       {"Pipeline2Data2FrozenFirstStage",
        {.mesh = {.data = 2, .pipeline = 2},
         .config = llama_like(),
@@ -463,6 +470,12 @@ std::vector<Layout> layouts() {
         .compute = DType::bf16,
         .context = ContextKind::heads},
        1},
+      {"Data2Context4LlamaRingBf16",
+       {.mesh = {.data = 8, .context = 4},
+        .config = llama_like(),
+        .compute = DType::bf16,
+        .context = ContextKind::ring},
+       1},
       {"Data2LongerInTheSecondStepBf16",
        {.mesh = {.data = 2}, .compute = DType::bf16, .first_length = 4},
        2},
@@ -536,7 +549,6 @@ std::vector<Layout> offloaded_layouts() {
     // A plan that begins to compress, and does the last update by gradients before, runs once.
     if (layout.c.offload.anything() || layout.c.compression == plan::Compression::begins) continue;
     for (const plan::Location tier : {plan::Location::host, plan::Location::disk}) {
-      if (layout.c.codes && tier == plan::Location::disk) continue;  // they are not kept there
       for (const std::int64_t ahead : {0, 1}) {
         all.push_back(layout);
         all.back().c.offload = all_on(tier, ahead);

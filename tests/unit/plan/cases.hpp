@@ -64,8 +64,13 @@ inline void divide_sequences(Case& c, std::mt19937 random) {
     in.layout.context.shares *= 1 + static_cast<std::int64_t>(random() % 2);
   }
   const std::int64_t parts = in.layout.mesh.context * in.layout.tensor_chunks;
-  if (!in.numerics.layout_mode && config.kv_heads % parts == 0 && random() % 2 == 0)
-    in.layout.context.kind = ContextKind::heads;
+  if (!in.numerics.layout_mode) {
+    const bool heads = config.kv_heads % parts == 0;
+    in.layout.context.kind = random() % 2 == 0   ? ContextKind::gather
+                             : random() % 2 == 0 ? ContextKind::ring
+                             : heads             ? ContextKind::heads
+                                                 : ContextKind::gather;
+  }
   c.shape.sequence = 2 * in.layout.context.shares * 2 * in.layout.tensor_chunks;
 }
 
