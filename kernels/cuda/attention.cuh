@@ -25,7 +25,7 @@ struct AttentionSetting {
   DropoutRule rule;
   const std::int64_t* sample_index;
   Sight sight;
-  const std::int32_t* documents;  // (B, S, 2), or null
+  const std::int32_t* documents;  // (B, tokens, 2), or null
   float soft_cap, cap_scale;      // scores become soft_cap tanh(cap_scale q k); 0: they do not
 
   __device__ int kv_head_of(int head) const { return (skip + head) / group; }
@@ -155,7 +155,7 @@ __device__ __forceinline__ float over_row(float x, F&& combine) {
 struct ForwardBlock {
   int sample, head, head_index;
   int first_query;
-  int history;               // keys before the call's first query
+  int history;               // where the call's first query is, from the first key
   int first_tile, end_tile;  // of keys
 
   template <typename Tiles, Masking kMasking>

@@ -65,6 +65,7 @@ struct ExpertRegion {
 struct ContextRegion {
   std::int64_t ranks = 1, rank = 0;
   ContextKind kind = ContextKind::gather;
+  std::int64_t groups = 1;  // of heads whose keys are gathered one after another, at most
   kernels::ZigzagChunks chunks;
   std::int64_t samples = 0, sequence = 0;  // of a micro-batch, as a whole
   bool by_document = false;                // positions count from the begins of documents

@@ -15,11 +15,8 @@ using namespace kernels;
 
 namespace {
 
-/// Into how many groups heads are divided at most, whose keys and values travel one after another,
-/// beside attention to those that came before.
-constexpr std::int64_t kMostHeadGroups = 8;
-
-/// Some kv heads and the query heads that read them.
+/// Some kv heads and the query heads that read them. Keys and values of groups travel one after
+/// another, beside attention to those that came before.
 struct HeadGroup {
   AttentionShape shape;
   Range heads, kv_heads;
@@ -46,9 +43,9 @@ struct HeadGroup {
   }
 };
 
-/// The groups of all heads of a shape; every layout has the same.
-std::vector<HeadGroup> head_groups(const AttentionShape& shape) {
-  const std::int64_t count = std::min(shape.kv_heads, kMostHeadGroups),
+/// The groups of all heads of a shape, `most` of them at most.
+std::vector<HeadGroup> head_groups(const AttentionShape& shape, std::int64_t most) {
+  const std::int64_t count = std::min(shape.kv_heads, most),
                      each = shape.group > 0 ? shape.group : shape.heads / shape.kv_heads;
   std::vector<HeadGroup> groups;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -97,7 +94,7 @@ class AllKeys {
 /// values of the next one travel.
 template <typename Operation, typename F>
 void for_each_group(UnitContext& u, const Operation& a, F&& f) {
-  const std::vector<HeadGroup> groups = head_groups(a.shape);
+  const std::vector<HeadGroup> groups = head_groups(a.shape, u.context.groups);
   std::optional<AllKeys> next(std::in_place, u, groups[0], a.k, a.v);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const AllKeys keys = *next;

@@ -264,6 +264,16 @@ plan::NumericsInputs numerics_inputs(const deck::Deck& deck, const optim::Optimi
   return in;
 }
 
+/// A GPU has enough to do with the heads of any group. A CPU's threads take heads of samples, and
+/// how many threads there are is known where the deck says so.
+std::int64_t groups_of_heads(const deck::Deck& deck, bool gpu) {
+  constexpr std::int64_t kMost = 8;
+  if (gpu) return kMost;
+  if (!deck.run.threads) return 1;
+  const std::int64_t heads = deck.model.kv_heads / deck::tensor_chunks(deck) * deck.batch.micro;
+  return std::clamp<std::int64_t>(heads / *deck.run.threads, 1, kMost);
+}
+
 }  // namespace
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -273,7 +283,9 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
   in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;
-  in.layout.context = {.kind = deck::context_kind(deck), .shares = deck::context_shares(deck)};
+  in.layout.context = {.kind = deck::context_kind(deck),
+                       .shares = deck::context_shares(deck),
+                       .groups = groups_of_heads(deck, on.nccl)};
   in.layout.pipeline = pipeline_rule(deck.parallel);
   in.layout.node_of = nodes_of(deck, node_of);
   in.device = &on.device;

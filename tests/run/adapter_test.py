@@ -120,6 +120,27 @@ class Codes(AdapterTest):
                 (2, {"zero__stage": 2, "offload__parameters": "host",
                      "offload__optimizer": "nvme", "offload__nvme": [str(self.dir)]})), **fixed)
 
+    def test_what_disks_have_is_saved(self):
+        """At every stage, beside steps and not; another layout goes on from it."""
+        fixed = {**ANY_LAYOUT, "adapter__targets": ["*"], "frozen__type": "nf4", "frozen__block": 16,
+                 "run__steps": 4, "checkpoint__every": 2, "checkpoint__keep": 2}
+        want = self.train(1, self.deck_of("kept", "llama", **fixed))
+        for name, ranks, layout in (("whole", 2, {"zero__stage": 1}), ("shards", 2, {"zero__stage": 3}),
+                                    ("late", 1, {"checkpoint__async": False})):
+            with self.subTest(**layout):
+                disks = {"offload__parameters": "nvme", "offload__nvme": [str(self.dir)], **layout}
+                deck = self.deck_of(name, "llama", **{**fixed, **disks})
+                self.assertEqual(self.train(ranks, deck), want)
+                self.go_back(name, 2)
+                self.assertEqual(self.train(1, self.deck_of(name, "llama", **fixed)), want)
+
+    def test_options_plan_codes_on_disks(self):
+        deck = self.deck_of("run", "gpt2", frozen__type="int4", frozen__block=32)
+        job = self.run_job(0, "check", deck, "--ranks", 2, "--options")
+        self.assertEqual(job.code, 0, job.output)
+        rows = re.findall(r"^[0-3] +\S+ +\S+ +(\S+) ", job.output, re.M)
+        self.assertEqual((len(rows), rows.count("nvme")), (24, 4), job.output)
+
     def test_evaluation_is_that_of_the_numbers_that_they_stand_for(self):
         deck = self.deck_of("run", "llama", frozen__type="int4", run__steps=5, checkpoint__every=5,
                             data__validation=[str(self.corpus)])

@@ -449,7 +449,7 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
     backward_row(x.p + i * kTile, x.d_p + i * kTile, key_vecs,
                  {.seen = {seen.begin - keys.begin, at_most(count, seen.end - keys.begin)},
                   .soft_cap = a.shape.soft_cap,
-                  .lse = head.lse[t + i],
+                  .lse = head.lse[t + i] == kMasked ? 0 : head.lse[t + i],  // of no key at all
                   .delta = head.delta[t + i],
                   .factors = drop ? factors : nullptr});
   }

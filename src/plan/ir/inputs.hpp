@@ -34,6 +34,7 @@ struct ContextInputs {
   /// Into how many shares of two chunks each (kernels::ZigzagChunks) a sequence is cut: a multiple
   /// of the ranks; 1: it is whole.
   std::int64_t shares = 1;
+  std::int64_t groups = 8;  // of heads whose keys travel one after another, at most
 };
 
 /// Which rank does what.

@@ -7,13 +7,12 @@ namespace tessera::plan {
 
 namespace {
 
-/// The last op before one of another stream that uses what an op writes, in its visit; itself where
-/// there is none. From then on it is known to be over.
-std::int64_t before_first_use(const Plan& plan, std::size_t op) {
+/// The last op before one of another stream that uses what an op writes, up to op `last`; itself
+/// where there is none. From then on it is known to be over.
+std::int64_t before_first_use(const Plan& plan, std::size_t op, std::int64_t last) {
   std::vector<BufferUse> written = uses_of(plan.ops[op]);
   std::erase_if(written, [](const BufferUse& u) { return u.access == kernels::Access::read; });
-  for (std::size_t i = op + 1; i < plan.ops.size(); ++i) {
-    if (plan.ops[i].visit != plan.ops[op].visit) break;
+  for (std::size_t i = op + 1; i <= static_cast<std::size_t>(last); ++i) {
     if (plan.ops[i].stream == plan.ops[op].stream) continue;
     for (const BufferUse& use : uses_of(plan.ops[i])) {
       const bool used = std::ranges::any_of(written, [&](const BufferUse& w) {
@@ -38,7 +37,7 @@ std::vector<Life> buffer_lives(const Plan& plan) {
     const Op& op = plan.ops[i];
     auto end = static_cast<std::int64_t>(i);
     const Holds holds = row_of(op.stream).holds;
-    if (holds == Holds::used) end = before_first_use(plan, i);
+    if (holds == Holds::used) end = before_first_use(plan, i, visit_end.at(op.visit));
     if (holds == Holds::next_visit) {
       const auto next = visit_end.find(op.visit + 1);
       if (next != visit_end.end()) end = std::max(end, next->second);

@@ -380,6 +380,7 @@ class Scheduler {
     return {.ranks = in_.layout.mesh.context,
             .rank = plan_.rank_in(MeshGroup::context),
             .kind = in_.layout.context.kind,
+            .groups = in_.layout.context.groups,
             .chunks = {in_.layout.context.shares},
             .samples = plan_.shape.micro,
             .sequence = plan_.shape.sequence,

@@ -73,6 +73,11 @@ struct CostOf {
     if (const comm::Hop among = among_of(call))
       return transfer(bytes,
                       {.intra = among.ranks.count - 1 - among.remote, .inter = among.remote});
+    if (passes_on(call)) {  // a rank whose neighbour is on another node makes all wait
+      const std::int64_t all = bytes.intra + bytes.inter;
+      return group.nodes > 1 ? transfer({.inter = all}, {.inter = 1})
+                             : transfer({.intra = all}, {.intra = 1});
+    }
     if (machine.collectives == deck::Collectives::direct)
       return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
     // Of the ring's hops, one a node leads to another node; each rank of a node begins one ring.
@@ -84,6 +89,12 @@ struct CostOf {
   }
 
  private:
+  /// Whether each rank sends to one other.
+  static bool passes_on(const comm::CollectiveCall& call) {
+    const auto* all = std::get_if<comm::AllToAllV>(&call);
+    return all != nullptr &&
+           std::ranges::count_if(all->send_counts, [](std::int64_t n) { return n > 0; }) == 1;
+  }
   Location where(const View& v) const { return plan.buffer(buffer_of(v)).location; }
   /// A rank's share of a node's disks, bytes/s.
   double disk_rate(double of_node) const {

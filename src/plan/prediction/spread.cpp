@@ -68,6 +68,10 @@ std::vector<Situation> situations(const PlanInputs& in) {
       return node(pipeline.rank((at + pipeline.count) % pipeline.count)) != node(r);
     };
     Situation& s = at(all, r);
+    if (in.layout.context.kind == ContextKind::ring) {
+      const RankGroup ring = mesh.group_of(r, MeshGroup::context);
+      s.next_of_ring_on_other_node = node(ring.rank((ring.index(r) + 1) % ring.count)) != node(r);
+    }
     s.next_on_other_node = on_other_node(1);
     s.previous_on_other_node = on_other_node(-1);
   }

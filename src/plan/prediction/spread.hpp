@@ -33,7 +33,8 @@ struct Situation {
   /// gathered, over the data ranks.
   std::vector<std::int64_t> remote;
   bool next_on_other_node = false,
-       previous_on_other_node = false;  // the neighbouring stage is on another node
+       previous_on_other_node = false;      // the neighbouring stage is on another node
+  bool next_of_ring_on_other_node = false;  // likewise of context ranks that pass keys round
   auto operator<=>(const Situation&) const = default;
 };
 /// The situation of every rank.

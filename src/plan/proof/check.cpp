@@ -526,11 +526,17 @@ class GradientCheck {
   /// as many as the elements have.
   void follow_tile(const Op& op, const SaveTile& tile) {
     const BufferUse home = homes_.home_of(tile.from);
-    const auto& codes = at(plan_.shares, op.unit).codes;
+    const UnitShare& share = at(plan_.shares, op.unit);
+    const auto& codes = share.codes;
     if (tile.from.elements() != (codes ? codes->bytes(tile.count) : tile.count))
       reject(plan_, at_, "saves more or less than it says");
-    const std::int64_t element = codes ? 0 : size_of(tile.from.type),
-                       distance = home.bytes.begin - tile.first * element;
+    std::int64_t distance = home.bytes.begin - tile.first * size_of(tile.from.type);
+    if (codes) {
+      const std::int64_t slot = codes->bytes(share.shard);
+      const bool all_shards = plan_.buffer(home.buffer).bytes >= share.parts * slot;
+      distance = home.bytes.begin - (all_shards ? tile.first / share.shard * slot : 0);
+      if (distance != 0) reject(plan_, at_, "saves codes of another shard");
+    }
     const auto [found, added] =
         tiles_.try_emplace({op.unit, tile.row}, std::pair{home.buffer, distance});
     if (!added && found->second != std::pair{home.buffer, distance})

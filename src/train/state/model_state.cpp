@@ -682,7 +682,7 @@ void ModelState::save(io::CheckpointWriter& writer, const plan::Op& op,
     const Range part = intersect(elements, {saved.flat, saved.flat + saved.piece.box.elements()});
     if (part.empty()) continue;
     if (states_[unit].codes) {
-      save_codes(writer, i, {tile.from, &tier}, tile.first);
+      save_codes(writer, i, {tile.from, &tier}, tile.first, part);
     } else {
       save(writer, i, saved, {tile.from.range(part.begin - tile.first, part.count()), &tier},
            part.begin - saved.flat);
@@ -691,9 +691,8 @@ void ModelState::save(io::CheckpointWriter& writer, const plan::Op& op,
 }
 
 void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, const RealView& codes,
-                            std::int64_t first) const {
-  const auto& [piece, unit, row, flat] = saved_[index];
-  decode(states_[unit], codes, first, {flat, flat + piece.box.elements()},
+                            std::int64_t first, Range elements) const {
+  decode(states_[saved_[index].unit], codes, first, elements,
          [&](std::int64_t at, std::span<float> values) {
            save(writer, index, saved_[index], {f32_view(values), &host_}, at - saved_[index].flat);
          });
@@ -752,7 +751,8 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     if (s.codes) {
       save_codes(writer, i, real(live ? s.kept[row].live : s.kept[row].snapshot),
-                 live ? s.kept[row].elements.begin : s.slice.begin);
+                 live ? s.kept[row].elements.begin : s.slice.begin,
+                 {flat, flat + piece.box.elements()});
       continue;
     }
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is

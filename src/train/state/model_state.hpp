@@ -186,10 +186,10 @@ class ModelState {
                      Range flat, Take&& take);
   /// The values of a piece of the weights.
   std::vector<float> weights_of(const SavedPiece& saved) const;
-  /// Writes a piece of a unit that is kept as codes, out of those of all its elements from `first`
-  /// on.
+  /// Writes some elements of a piece of a unit that is kept as codes, out of those of whole shards
+  /// from element `first` on.
   void save_codes(io::CheckpointWriter& writer, std::size_t index, const RealView& codes,
-                  std::int64_t first) const;
+                  std::int64_t first, Range elements) const;
   /// Adds what a rank updates of some elements of a unit to the hash of a copy: the parameters that
   /// forward reads, if they are not the master weights, and the rows that are kept beside them.
   void add_owned(Copy& copy, const plan::UnitState& unit, const Range& elements) const;

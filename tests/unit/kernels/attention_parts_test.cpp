@@ -191,6 +191,29 @@ TEST(AttentionParts, GradientsAddUpToThoseOfAllKeys) {
   });
 }
 
+TEST(AttentionParts, AQueryThatSeesNoKeyGetsAndGivesNothing) {
+  for_devices_and_types([](Device& device, DType type) {
+    Case c = some_queries(0, 20, 40, AttentionMask::causal);
+    const Inputs in = make_inputs(c, type);
+    const Tensor k = positions_of(in.k, 20, 20), v = positions_of(in.v, 20, 20);
+    const auto random = [&](std::int64_t columns) {  // to be overwritten
+      return Tensor::random(type, {c.samples, 20, columns}, 5);
+    };
+    const Tensor out = random(32), d_out = random(32), d_q = random(32), d_k = random(16),
+                 d_v = random(16), lse(DType::f32, {c.samples, c.heads, 20});
+    Attention call = call_of(in, out, lse);
+    call.k = k.view(), call.v = v.view(), call.first_key = 20, call.tokens = 40;
+    run(device, call);
+    AttentionBackward back = backward_of(in, out, lse, d_out, d_q, d_k, d_v);
+    back.k = k.view(), back.v = v.view(), back.first_key = 20, back.tokens = 40;
+    run(device, back);
+    for (const Tensor* made : {&out, &d_q, &d_k, &d_v})
+      for (std::int64_t i = 0; i < made->size(); ++i) ASSERT_EQ((*made)[i], 0) << i;
+    for (std::int64_t i = 0; i < lse.size(); ++i)
+      ASSERT_EQ(lse[i], -std::numeric_limits<double>::infinity()) << i;
+  });
+}
+
 TEST(AttentionParts, RefuseKeysBehindTheSequence) {
   const Case c = some_queries(0, 8, 16, AttentionMask::causal);
   const Inputs in = make_inputs(c, DType::f32);
