@@ -68,9 +68,7 @@ class AllKeys {
     const ContextRegion& r = u.context;
     const View k = group.k_of(all_k), v = group.v_of(all_v);
     columns_ = k.cols();
-    const View own = u.activation(Keep::transient, k.cols() + v.cols());
-    u.run(Convert{.x = k, .out = k_of(own)});
-    u.run(Convert{.x = v, .out = v_of(own)});
+    const View own = beside(u, k, v);
     by_share_ = own;
     if (r.ranks == 1) return;
     by_share_ = u.tensor(Keep::transient, u.compute(), {r.ranks * own.rows(), own.cols()});

@@ -22,6 +22,13 @@ void attend_by_heads_backward(UnitContext& u, kernels::AttentionBackward a);
 inline View all_tokens(UnitContext& u, DType type, std::int64_t columns) {
   return u.tensor(Keep::transient, type, {u.context.samples, u.context.sequence, columns});
 }
+/// Keys and values of this rank's tokens beside each other, (B, T, columns of both).
+inline View beside(UnitContext& u, const View& k, const View& v) {
+  const View both = u.activation(Keep::transient, k.cols() + v.cols());
+  u.run(kernels::Convert{.x = k, .out = both.col_range(0, k.cols())});
+  u.run(kernels::Convert{.x = v, .out = both.col_range(k.cols(), v.cols())});
+  return both;
+}
 /// Rows of all shares from one order to the other.
 inline kernels::OrderChunks ordered(const UnitContext& u, const View& x, const View& out,
                                     kernels::OrderChunks::To to) {

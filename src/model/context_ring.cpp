@@ -85,9 +85,7 @@ class Ring {
 /// next one travel.
 template <typename F>
 void round_the_ring(UnitContext& u, const Ring& ring, const View& k, const View& v, F&& f) {
-  View keys = u.activation(Keep::transient, k.cols() + v.cols());
-  u.run(Convert{.x = k, .out = keys.col_range(0, k.cols())});
-  u.run(Convert{.x = v, .out = keys.col_range(k.cols(), v.cols())});
+  View keys = beside(u, k, v);
   for (std::int64_t step = 0; step < ring.steps(); ++step) {
     const View next = step + 1 < ring.steps() ? ring.pass_on(keys) : View{};
     f(step, keys);
