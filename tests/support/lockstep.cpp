@@ -1,7 +1,5 @@
 #include "support/lockstep.hpp"
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -96,9 +94,7 @@ class Lockstep::Rank : public streams::TaskStreams {
   void run() {
     begun_ = true;
     of_.running_ = this;
-    of_.stack_.leave(sanitized_);
-    swapcontext(&scheduler_, &fiber_);
-    of_.stack_.enter();
+    of_.scheduler_.switch_to(fiber_);
     of_.running_ = nullptr;
   }
   /// Unwinds the fiber.
@@ -130,13 +126,11 @@ class Lockstep::Rank : public streams::TaskStreams {
 
   bool is_done(const streams::Event& e) const { return done_[e.stream] >= e.count; }
   void yield() {
-    sanitized_.leave(of_.stack_);
-    swapcontext(&fiber_, &scheduler_);
-    sanitized_.enter();
+    fiber_.switch_to(of_.scheduler_);
     if (abandoned_) throw Abandoned{};
   }
   void work_through();
-  static void enter(unsigned high, unsigned low);
+  static void enter(void* rank);
 
   static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
 
@@ -146,8 +140,7 @@ class Lockstep::Rank : public streams::TaskStreams {
   std::array<std::int64_t, kStreams> queued_{}, done_{};
   std::exception_ptr error_;  // of a lane; none of them moves after it
   std::unique_ptr<std::byte[]> stack_ = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
-  SanitizedStack sanitized_;
-  ucontext_t scheduler_{}, fiber_{};
+  Fiber fiber_;
   std::function<void()> work_;
   std::optional<streams::Event> awaited_;
   std::function<bool()> until_;
@@ -158,14 +151,7 @@ class Lockstep::Rank : public streams::TaskStreams {
 void Lockstep::Rank::begin(std::function<void()> work) {
   work_ = std::move(work);
   begun_ = returned_ = false;
-  TESSERA_CHECK(getcontext(&fiber_) == 0, "no context");
-  fiber_.uc_stack.ss_sp = stack_.get();
-  fiber_.uc_stack.ss_size = kStackBytes;
-  fiber_.uc_link = &scheduler_;
-  sanitized_.begin(stack_.get(), kStackBytes);
-  const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes ints
-  makecontext(&fiber_, reinterpret_cast<void (*)()>(&Rank::enter), 2,
-              static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+  fiber_.prepare(&Rank::enter, this, stack_.get(), kStackBytes);
 }
 
 void Lockstep::Rank::work_through() {
@@ -179,11 +165,10 @@ void Lockstep::Rank::work_through() {
   returned_ = true;
 }
 
-__attribute__((no_sanitize("thread"))) void Lockstep::Rank::enter(unsigned high, unsigned low) {
-  auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
-  self->sanitized_.enter();
+void Lockstep::Rank::enter(void* rank) {
+  auto* self = static_cast<Rank*>(rank);
   self->work_through();
-  self->sanitized_.leave(self->of_.stack_);
+  self->fiber_.switch_to(self->of_.scheduler_);  // which comes back to none that has returned
 }
 
 bool Lockstep::Rank::may_advance(std::size_t stream) const {

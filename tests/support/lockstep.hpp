@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/fiber.hpp"
 #include "support/networks.hpp"
-#include "support/sanitized_stack.hpp"
 
 namespace tessera::test {
 
@@ -65,7 +65,7 @@ class Lockstep {
   void make(const Move& move);
   std::string deadlock(std::uint64_t seed);
 
-  SanitizedStack stack_;  // of the thread that calls run()
+  Fiber scheduler_;  // the thread that calls run()
   std::vector<Rank*> ranks_;
   Networks networks_;
   std::function<bool(const Move&)> prevented_ = [](const Move&) { return false; };

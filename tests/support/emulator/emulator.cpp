@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fiber.hpp"
+#include "support/fiber.hpp"
 
 constinit thread_local tessera::emulator::Extent threadIdx, blockIdx, blockDim, gridDim;
 
@@ -24,7 +24,7 @@ constexpr std::size_t kMostThreads = 1024;
 struct Thread {
   enum class State : std::uint8_t { ready, at_block_barrier, in_exchange, returned };
 
-  Fiber fiber;
+  test::Fiber fiber;
   Extent place;
   std::size_t index = 0;  // the same as one number
   State state = State::ready;
@@ -94,7 +94,7 @@ class Machine {
   std::vector<std::uint16_t> ready_;  // indices of threads
   std::size_t threads_ = 0, at_barrier_ = 0, returned_ = 0;
   Thread* running_ = nullptr;
-  Fiber outside_;
+  test::Fiber outside_;
   const std::function<void()>* kernel_ = nullptr;
   std::string wrong_;
   Draw draw_;

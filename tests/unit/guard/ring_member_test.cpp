@@ -12,6 +12,8 @@
 #include <random>
 #include <vector>
 
+#include "support/sanitized.hpp"
+
 namespace tessera::guard {
 namespace {
 
@@ -193,7 +195,7 @@ class Simulation {
   std::vector<std::pair<int, PeerReport>> reports_;
 };
 
-constexpr int kSeeds = 300;
+constexpr int kSeeds = test::kSanitized ? 100 : 300;
 constexpr Milliseconds kEnd = 20s;
 /// From a rank's end until the last that hears of it has left: the news go round the ring, which is
 /// waited for 300 ms, and bytes are read for 500 ms at most.

@@ -3,17 +3,17 @@
 
 #include <ucontext.h>
 
-#include <csetjmp>
+#include <array>
 #include <cstddef>
-#include <memory>
 
 #include "support/sanitized_stack.hpp"
 
-namespace tessera::emulator {
+namespace tessera::test {
 
 /// A place that execution can leave and come back to: a fiber's, or that of whoever runs fibers. A
-/// fiber is entered by swapcontext, afterwards by _longjmp, which does not touch signal masks and
-/// so needs no system call.
+/// fiber is entered by setcontext, afterwards by __builtin_longjmp: neither signal masks, which
+/// take a system call, nor what sanitizers know of a stack (which they forget at a longjmp of the C
+/// library) changes with it.
 class Fiber {
  public:
   Fiber() = default;
@@ -28,12 +28,12 @@ class Fiber {
  private:
   static void begin(unsigned high, unsigned low);
 
-  std::jmp_buf at_;
-  test::SanitizedStack sanitized_;
+  std::array<void*, 5> at_{};  // as __builtin_setjmp has it
+  SanitizedStack sanitized_;
   ucontext_t start_{};
   bool begun_ = true;  // not so between prepare() and the first switch
   void (*enter_)(void*) = nullptr;
   void* argument_ = nullptr;
 };
 
-}  // namespace tessera::emulator
+}  // namespace tessera::test
