@@ -10,6 +10,7 @@
 #include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "io/file.hpp"
+#include "io/hf_codes.hpp"
 #include "io/hf_families.hpp"
 #include "io/json.hpp"
 
@@ -106,6 +107,7 @@ class ConfigReader {
     for (const HfFixedRow& row : family->fixed) {
       if (!(fresh && row.of_head)) require(row);
     }
+    read_codes();
     for (const HfNumberRow& row : family->numbers) read_number(row);
     for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
     for (const HfOptionalRow& row : family->optional) read_optional(row);
@@ -149,6 +151,12 @@ class ConfigReader {
 
   [[noreturn]] void refuse_null(std::string_view setting, std::string_view allowed) const {
     root_.fail(fmt::format("{}: null is not supported; allowed: {}", setting, allowed));
+  }
+
+  void read_codes() {
+    constexpr std::string_view kSetting = "quantization_config";
+    known_.insert(kSetting);
+    if (const auto value = root_.find(kSetting)) config_.codes = read_codes_config(*value);
   }
 
   void require(const HfFixedRow& row) {
@@ -880,7 +888,8 @@ const HfFamily& family_of(const HfArchitecture& a) {
 std::string_view hf_model_class(const HfArchitecture& a) { return family_of(a).model_class; }
 
 std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds& ends,
-                            std::span<const std::string> classes) {
+                            std::span<const std::string> classes,
+                            const std::optional<kernels::BlockFormat>& codes) {
   const HfFamily* family = &family_of(a);
   const json implied = implied_values(*family);
   for (const auto& [key, needed] : implied.items()) {
@@ -918,6 +927,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
   }
   for (const HfFixedRow& row : family->written) config[std::string(row.setting)] = row.value;
   if (a.labels > 0) write_classes(config, a, classes);
+  if (codes) config["quantization_config"] = codes_config(*codes);
   if (family->rotary != nullptr) write_rotary(config, a, *family->rotary);
   if (family->rotary_columns != nullptr) {
     config[std::string(family->rotary_columns->setting)] =

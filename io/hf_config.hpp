@@ -14,6 +14,7 @@
 
 #include "core/choices.hpp"
 #include "core/dtype.hpp"
+#include "kernels/api/quantize.hpp"
 
 namespace tessera::io {
 
@@ -198,6 +199,7 @@ struct HfConfig {
   HeadWeights head = HeadWeights::directory;
   std::int64_t further_layers =
       0;  // behind the last, which predict further tokens and are not read
+  std::optional<kernels::BlockFormat> codes;  // of matrices that are kept so (io/hf_codes)
 };
 
 /// What transformers calls a class that has no name.
@@ -219,9 +221,10 @@ struct TextEnds {
   std::optional<std::int32_t> begin, end;
 };
 
-/// The text of a config.json that describes the model, and names its classes; DataError if its
-/// family, as Hugging Face defines it, cannot be set up so.
+/// The text of a config.json that describes the model, names its classes, and says which codes
+/// matrices are; DataError if its family, as Hugging Face defines it, cannot be set up so.
 std::string write_hf_config(const HfArchitecture& architecture, DType type, const TextEnds& ends,
-                            std::span<const std::string> classes = {});
+                            std::span<const std::string> classes = {},
+                            const std::optional<kernels::BlockFormat>& codes = std::nullopt);
 
 }  // namespace tessera::io

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "io/hf_codes.hpp"
 #include "io/hugging_face.hpp"
 #include "io/partial_directory.hpp"
 #include "io/tokenizer_json.hpp"
@@ -16,24 +17,43 @@ namespace {
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;  // elements asked for at a time
 
 /// A tensor of the file and the parameters that make it up, adjacent in the table; zeros where
-/// there are none.
+/// there are none. Codes have their scales behind them.
 struct Stored {
   SafetensorsWriter::Tensor tensor;
   std::span<const HfTensor> parts;
+  std::optional<SafetensorsWriter::Tensor> scales = {};
 
   std::int64_t bytes(DType file_type) const {
-    return tensor.elements() * size_of(tensor.type.value_or(file_type));
+    return tensor.elements() * size_of(tensor.type.value_or(file_type)) +
+           (scales ? scales->elements() * size_of(*scales->type) : 0);
+  }
+  /// What it begins on multiples of, and its bytes are one of.
+  std::int64_t alignment(DType file_type) const {
+    return size_of((scales ? *scales : tensor).type.value_or(file_type));
   }
 };
 
-std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters) {
+Stored as_codes(std::span<const HfTensor> parts, const kernels::BlockFormat& format) {
+  const HfTensor& first = parts[0];
+  const RowCodes row(format, first.cols());
+  return {{first.tensor, {first.stored_rows, row.bytes()}, DType::u8},
+          parts,
+          {{scales_of(first.tensor), {first.stored_rows, row.blocks()}, DType::f32}}};
+}
+
+std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters,
+                                   const std::optional<HfCodes>& codes) {
   std::vector<Stored> all;
   for (std::size_t i = 0; i < parameters.size();) {
     const HfTensor& first = parameters[i];
     std::size_t end = i + 1;
     while (end < parameters.size() && parameters[end].tensor == first.tensor) ++end;
-    all.push_back(
-        {{first.tensor, first.stored_shape(), first.type}, parameters.subspan(i, end - i)});
+    const auto parts = parameters.subspan(i, end - i);
+    if (codes && codes->has(first.parameter)) {
+      all.push_back(as_codes(parts, codes->format));
+    } else {
+      all.push_back({{first.tensor, first.stored_shape(), first.type}, parts});
+    }
     if (!first.added.empty()) all.push_back({{first.added, {first.added_rows, first.cols()}}, {}});
     i = end;
   }
@@ -103,18 +123,84 @@ void write_straight(SafetensorsWriter& file, const Stored& stored, const Paramet
   }
 }
 
-/// Tensors of wider types come first, so that all lie on multiples of their elements.
-void write_shard(const fs::path& path, DType type, std::span<const Stored> tensors_of_shard,
+/// Writes a matrix's rows, in the order of the file, as codes and, behind them, their scales.
+class CodesWriter {
+ public:
+  CodesWriter(SafetensorsWriter& file, const HfCodes& codes, std::int64_t columns)
+      : file_(file),
+        codes_(codes),
+        row_(codes.format, columns),
+        decoded_(static_cast<std::size_t>(columns)) {}
+
+  /// The next whole rows, of a parameter.
+  void append(std::string_view parameter, std::span<const float> rows) {
+    const auto columns = static_cast<std::size_t>(row_.columns());
+    const auto bytes = static_cast<std::size_t>(row_.bytes());
+    const auto scale_bytes = static_cast<std::size_t>(row_.scale_bytes());
+    std::vector<std::byte> codes(rows.size() / columns * bytes);
+    scales_.resize(scales_.size() + rows.size() / columns * scale_bytes);
+    const auto scales = std::span(scales_).last(rows.size() / columns * scale_bytes);
+    for (std::size_t r = 0; r * columns < rows.size(); ++r) {
+      const auto row = rows.subspan(r * columns, columns);
+      const auto of_row = std::span(codes).subspan(r * bytes, bytes);
+      const auto its_scales = scales.subspan(r * scale_bytes, scale_bytes);
+      row_.encode(row, of_row, its_scales);
+      row_.decode(of_row, its_scales, 0, decoded_);
+      double all = 0, lost = 0;
+      for (std::size_t i = 0; i < columns; ++i) {
+        const double x = row[i], left = x - decoded_[i];
+        all += x * x, lost += left * left;
+      }
+      codes_.tell(parameter, all, lost);
+    }
+    file_.append_bytes(codes);
+  }
+  void finish() { file_.append_bytes(scales_); }
+
+ private:
+  SafetensorsWriter& file_;
+  const HfCodes& codes_;
+  RowCodes row_;
+  std::vector<float> decoded_;  // a row
+  std::vector<std::byte> scales_;
+};
+
+/// The parts' blocks of rows in turn.
+void write_codes(SafetensorsWriter& file, const Stored& stored, const HfCodes& codes,
                  const ParameterSource& source) {
+  const HfTensor& first = stored.parts[0];
+  const std::int64_t cols = first.cols(),
+                     at_once = std::max<std::int64_t>(1, kElementsAtOnce / cols);
+  CodesWriter writer(file, codes, cols);
+  for (std::int64_t turn = 0; turn < first.rows() / first.block; ++turn) {
+    for (const HfTensor& part : stored.parts) {
+      const std::int64_t end = (turn + 1) * part.block;
+      for (std::int64_t row = turn * part.block; row < end; row += at_once) {
+        std::vector<float> rows(static_cast<std::size_t>(std::min(at_once, end - row) * cols));
+        source(part.parameter, row * cols, rows);
+        writer.append(part.parameter, rows);
+      }
+    }
+  }
+  writer.finish();
+}
+
+/// What wants larger multiples comes first, so that all lie on those that they want.
+void write_shard(const fs::path& path, const HfExport& options,
+                 std::span<const Stored> tensors_of_shard, const ParameterSource& source) {
   std::vector<Stored> shard(tensors_of_shard.begin(), tensors_of_shard.end());
-  std::ranges::stable_sort(shard, std::greater(), [&](const Stored& stored) {
-    return size_of(stored.tensor.type.value_or(type));
-  });
+  std::ranges::stable_sort(shard, std::greater(),
+                           [&](const Stored& stored) { return stored.alignment(options.type); });
   std::vector<SafetensorsWriter::Tensor> tensors;
-  for (const Stored& stored : shard) tensors.push_back(stored.tensor);
-  SafetensorsWriter file(path, type, tensors);
   for (const Stored& stored : shard) {
-    if (stored.parts.empty()) {
+    tensors.push_back(stored.tensor);
+    if (stored.scales) tensors.push_back(*stored.scales);
+  }
+  SafetensorsWriter file(path, options.type, tensors);
+  for (const Stored& stored : shard) {
+    if (stored.scales) {
+      write_codes(file, stored, *options.codes, source);
+    } else if (stored.parts.empty()) {
       write_zeros(file, stored.tensor.elements());
     } else if (stored.parts[0].transposed) {
       write_transposed(file, stored, source);
@@ -158,9 +244,10 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
   const fs::path directory = empty_directory(options.directory);
   const std::string config = write_hf_config(
       options.architecture, options.type,
-      options.tokenizer == nullptr ? TextEnds{} : ends_of(*options.tokenizer), options.classes);
+      options.tokenizer == nullptr ? TextEnds{} : ends_of(*options.tokenizer), options.classes,
+      options.codes ? std::optional(options.codes->format) : std::nullopt);
   const auto parameters = hf_tensors(options.architecture);
-  const auto tensors = stored_tensors(parameters);
+  const auto tensors = stored_tensors(parameters, options.codes);
   const auto shards = shards_of(tensors, options.type, options.shard_bytes);
 
   PartialDirectory partial(directory.string() + ".partial");
@@ -174,9 +261,10 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
     const std::string name =
         shards.size() == 1 ? "model.safetensors"
                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    write_shard(partial / name, options.type, shards[i], source);
+    write_shard(partial / name, options, shards[i], source);
     for (const Stored& stored : shards[i]) {
       weight_map[stored.tensor.name] = name;
+      if (stored.scales) weight_map[stored.scales->name] = name;
       total_bytes += stored.bytes(options.type);
     }
   }

@@ -51,7 +51,7 @@ Dropouts pdrops(const char* attention, double otherwise) {
           {"dropout_residual", "resid_pdrop", otherwise}};
 }
 
-const Fixed kAnyFamily = {{"quantization_config", nullptr}, {"is_encoder_decoder", false}};
+const Fixed kAnyFamily = {{"is_encoder_decoder", false}};
 const Fixed kNoBiases = joined(kAnyFamily, {{"attention_bias", false}, {"mlp_bias", false}});
 const Implied kRms = {{"norm", "rmsnorm"}, {"position", "rope"}, {"bias", false}};
 const std::vector<HfWordRow> kSilu = {{"silu", "swiglu"}};

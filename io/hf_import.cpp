@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/terminal.hpp"
 #include "io/finite.hpp"
+#include "io/hf_codes.hpp"
 #include "io/hugging_face.hpp"
 #include "io/json.hpp"
 
@@ -176,7 +177,10 @@ class HfModel::Matching {
       std::erase_if(model_.parameters_, of_pooler);
   }
 
-  void add_known(const HfTensor& tensor) { known_.insert(tensor.tensor); }
+  void add_known(const HfTensor& tensor) {
+    known_.insert(tensor.tensor);
+    if (model_.config_.codes) known_.insert(scales_of(tensor.tensor));
+  }
 
   bool of_other_head(std::string_view name) const {
     if (known_.contains(name)) return false;
@@ -204,9 +208,34 @@ class HfModel::Matching {
     if (stored == found_.end()) return std::nullopt;
     stored->second.used = true;
     const SafetensorsEntry& entry = *stored->second.entry;
-    if (auto problem = misfit(entry, tensor); !problem.empty())
+    Source source{.tensor = tensor, .shard = stored->second.shard, .entry = &entry};
+    if (model_.config_.codes && entry.type == DType::u8) {
+      take_codes(source);
+    } else if (auto problem = misfit(entry, tensor); !problem.empty()) {
       problems_.push_back(std::move(problem));
-    return Source{.tensor = tensor, .shard = stored->second.shard, .entry = &entry};
+    }
+    return source;
+  }
+
+  void take_codes(Source& source) {
+    const HfTensor& tensor = source.tensor;
+    const RowCodes row(*model_.config_.codes, tensor.cols());
+    const auto check = [&](std::string_view name, const SafetensorsEntry& entry, DType type,
+                           std::int64_t columns) {
+      const std::vector<std::int64_t> shape = {tensor.stored_rows, columns};
+      if (entry.type == type && entry.shape == shape) return;
+      problems_.push_back(fmt::format("{} is {} {}; config.json, which says {}, wants {} {}", name,
+                                      entry.dtype, shape_text(entry.shape),
+                                      to_string(*model_.config_.codes), to_string(type),
+                                      shape_text(shape)));
+    };
+    check(tensor.tensor, *source.entry, DType::u8, row.bytes());
+    const std::string name = scales_of(tensor.tensor);
+    const auto stored = found_.find(name);
+    if (stored == found_.end()) return add_missing(name);
+    stored->second.used = true;
+    source.scales_shard = stored->second.shard, source.scales = stored->second.entry;
+    check(name, *source.scales, DType::f32, row.blocks());
   }
 
   void take_added(Source& source) {
@@ -328,7 +357,9 @@ void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<flo
   TESSERA_CHECK(begin >= 0 && end <= tensor.elements(), "{}: elements {} to {}", parameter, begin,
                 end);
   if (out.empty()) return;
-  if (tensor.transposed) {
+  if (source.scales != nullptr) {
+    read_codes(source, begin, out);
+  } else if (tensor.transposed) {
     read_transposed(source, begin, out);
   } else {
     read_straight(source, begin, out);
@@ -359,6 +390,25 @@ void HfModel::read_straight(const Source& source, std::int64_t begin, std::span<
     shards_[source.shard].read(*source.entry, tensor.stored_row(begin / cols) * cols + begin % cols,
                                piece);
     begin += count;
+    out = out.subspan(piece.size());
+  }
+}
+
+/// The rows that the range touches, one at a time.
+void HfModel::read_codes(const Source& source, std::int64_t begin, std::span<float> out) const {
+  const HfTensor& tensor = source.tensor;
+  const RowCodes row(*config_.codes, tensor.cols());
+  std::vector<std::byte> codes(static_cast<std::size_t>(row.bytes()));
+  std::vector<std::byte> scales(static_cast<std::size_t>(row.scale_bytes()));
+  while (!out.empty()) {
+    const std::int64_t stored = tensor.stored_row(begin / row.columns());
+    const std::int64_t column = begin % row.columns();
+    const auto piece =
+        out.first(std::min(out.size(), static_cast<std::size_t>(row.columns() - column)));
+    shards_[source.shard].read_bytes(*source.entry, stored * row.bytes(), codes);
+    shards_[source.scales_shard].read_bytes(*source.scales, stored * row.scale_bytes(), scales);
+    row.decode(codes, scales, column, piece);
+    begin += std::ssize(piece);
     out = out.subspan(piece.size());
   }
 }

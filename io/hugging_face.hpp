@@ -41,6 +41,8 @@ class HfModel {
   const HfArchitecture& architecture() const { return config_.architecture; }
   /// The architecture as the keys of a deck's [model] section.
   std::span<const HfKey> keys() const { return config_.keys; }
+  /// What its matrices are kept as, where they are codes.
+  const std::optional<kernels::BlockFormat>& codes() const { return config_.codes; }
   /// The names of its classes, where it has some and says them.
   std::span<const std::string> classes() const { return config_.classes; }
   /// Every parameter with its shape, in the order of the model.
@@ -71,6 +73,9 @@ class HfModel {
     HfTensor tensor;
     std::size_t shard = 0;
     const SafetensorsEntry* entry = nullptr;  // of that shard
+    /// Of the scales, where the tensor is codes.
+    std::size_t scales_shard = 0;
+    const SafetensorsEntry* scales = nullptr;
     /// Of the tensor whose first row is added, where there is one.
     std::size_t added_shard = 0;
     const SafetensorsEntry* added_entry = nullptr;
@@ -87,6 +92,7 @@ class HfModel {
   void check_copy(const Source& copy, std::int64_t begin, std::span<const float> parameter) const;
   void add_row(const Source& source, std::int64_t begin, std::span<float> out) const;
   void read_straight(const Source& source, std::int64_t begin, std::span<float> out) const;
+  void read_codes(const Source& source, std::int64_t begin, std::span<float> out) const;
   void read_transposed(const Source& source, std::int64_t begin, std::span<float> out) const;
 
   HfConfig config_;
@@ -107,12 +113,22 @@ std::filesystem::path base_directory(const std::filesystem::path& directory);
 using ParameterSource =
     std::function<void(std::string_view parameter, std::int64_t begin, std::span<float> out)>;
 
+/// Matrices that are written as codes (io/hf_codes).
+struct HfCodes {
+  kernels::BlockFormat format;
+  std::function<bool(std::string_view parameter)> has;  // which
+  /// Hears of each row's squares as it is written, and of those of what it loses.
+  std::function<void(std::string_view parameter, double all, double lost)> tell =
+      [](std::string_view, double, double) {};
+};
+
 struct HfExport {
   std::filesystem::path directory;  // made; must not exist, or be empty
   HfArchitecture architecture;
   DType type = DType::f32;
   const Tokenizer* tokenizer = nullptr;      // written beside the weights
   std::vector<std::string> classes = {};     // the names of its classes
+  std::optional<HfCodes> codes = {};         // absent: no matrix is
   std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
 };
 

@@ -168,6 +168,14 @@ void SafetensorsFile::read(const SafetensorsEntry& tensor, std::int64_t first,
   }
 }
 
+void SafetensorsFile::read_bytes(const SafetensorsEntry& tensor, std::int64_t first,
+                                 std::span<std::byte> out) const {
+  TESSERA_CHECK(tensor.type && first >= 0 &&
+                    first + std::ssize(out) <= tensor.elements * size_of(*tensor.type),
+                "bytes {}+{} of {} {}", first, out.size(), tensor.elements, tensor.dtype);
+  file_.read(tensor.offset + first, out);
+}
+
 std::int64_t SafetensorsWriter::Tensor::elements() const {
   std::int64_t n = 1;
   for (const std::int64_t extent : shape) n *= extent;
@@ -211,6 +219,18 @@ void SafetensorsWriter::append(std::span<const float> values) {
     left -= std::ssize(now);
     if (left == 0) tensors_.pop_front();
   }
+}
+
+void SafetensorsWriter::append_bytes(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  TESSERA_CHECK(!tensors_.empty(), "{} bytes behind the last tensor", bytes.size());
+  auto& [type, left] = tensors_.front();
+  const std::int64_t elements = std::ssize(bytes) / size_of(type);
+  TESSERA_CHECK(elements <= left && std::ssize(bytes) % size_of(type) == 0,
+                "{} bytes for {} elements of {}", bytes.size(), left, to_string(type));
+  file_.append(bytes);
+  left -= elements;
+  if (left == 0) tensors_.pop_front();
 }
 
 void SafetensorsWriter::publish() {

@@ -36,6 +36,9 @@ class SafetensorsFile {
 
   /// Elements [first, first + out.size()) of a floating-point tensor of this file, as f32.
   void read(const SafetensorsEntry& tensor, std::int64_t first, std::span<float> out) const;
+  /// Bytes [first, first + out.size()) of a tensor, as they are.
+  void read_bytes(const SafetensorsEntry& tensor, std::int64_t first,
+                  std::span<std::byte> out) const;
 
  private:
   File file_;
@@ -48,7 +51,7 @@ class SafetensorsWriter {
   struct Tensor {
     std::string name;
     std::vector<std::int64_t> shape;
-    std::optional<DType> type = {};  // f32, bf16 or f16; nothing: the file's
+    std::optional<DType> type = {};  // f32, bf16, f16 or u8; nothing: the file's
     std::int64_t elements() const;
   };
 
@@ -56,6 +59,8 @@ class SafetensorsWriter {
   SafetensorsWriter(std::filesystem::path path, DType type, std::span<const Tensor> tensors);
   /// The next elements, rounded to nearest even.
   void append(std::span<const float> values);
+  /// The next whole elements of one tensor, as the bytes that they are in the file.
+  void append_bytes(std::span<const std::byte> bytes);
   void publish();
 
  private:

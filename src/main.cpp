@@ -99,11 +99,11 @@ int parse_and_run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("tessera ") + kVersion + " (" + kCommit + ")");
   app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, verbs::Verb>> all;
-  for (auto* add :
-       {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::simulate, verbs::tokenize,
-        verbs::generate, verbs::classify, verbs::inspect, verbs::import_model, verbs::export_model,
-        verbs::merge, verbs::bench, verbs::report, verbs::doctor, verbs::explain, verbs::help,
-        verbs::completion, verbs::man}) {
+  for (auto* add : {verbs::train,    verbs::evaluate,     verbs::check,        verbs::plan,
+                    verbs::simulate, verbs::tokenize,     verbs::generate,     verbs::classify,
+                    verbs::inspect,  verbs::import_model, verbs::export_model, verbs::quantize,
+                    verbs::merge,    verbs::bench,        verbs::report,       verbs::doctor,
+                    verbs::explain,  verbs::help,         verbs::completion,   verbs::man}) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }

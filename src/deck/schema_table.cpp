@@ -997,7 +997,9 @@ constexpr SchemaRow kRows[] = {
         "...), the last ones first; the others' stays on the device, which updates them",
         {.limits = {.low = 0, .high = 1, .above_low = true}}),
     row<&Deck::offload, &OffloadSection::nvme>(
-        "offload.nvme", "directories on local disks, for what lives on \"nvme\""),
+        "offload.nvme",
+        "directories on local disks, for what lives on \"nvme\": a file each, with a thread of its "
+        "own that submits requests, so that a disk that is named twice has two"),
     row<&Deck::offload, &OffloadSection::block>(
         "offload.block", "size of one disk request",
         {.limits = between(4096, 1 << 30), .unit = "bytes"}),

@@ -354,20 +354,27 @@ void freeze(std::vector<UnitDesc>& units, const ModelConfig& c) {
   }
 }
 
+bool is_of_layer(const UnitDesc& unit) {
+  return unit.kind == UnitKind::block || unit.kind == UnitKind::block_part;
+}
+
 /// Keeps frozen units of layers as codes that have nothing but what may be.
 void keep_as_codes(std::vector<UnitDesc>& units, std::int64_t chunks,
                    const kernels::BlockFormat& format) {
   for (UnitDesc& unit : units) {
-    const bool of_layer = unit.kind == UnitKind::block || unit.kind == UnitKind::block_part;
     const bool all =
         std::ranges::all_of(unit.params, [&](const ParamDesc& p) { return in_codes(p, chunks); });
-    if (unit.traits.trained || !of_layer || !all || unit.params.empty()) continue;
+    if (unit.traits.trained || !is_of_layer(unit) || !all || unit.params.empty()) continue;
     unit.traits.stored = {.type = DType::u8, .codes = format};
     unit.traits.block = format.block;
   }
 }
 
 }  // namespace
+
+bool may_be_codes(const UnitDesc& unit, const ParamDesc& p) {
+  return is_of_layer(unit) && in_codes(p, 1) && !unit.has_adapters();
+}
 
 std::optional<std::size_t> adapter_target(std::string_view layer, std::string_view parameter) {
   for (std::size_t i = 0; i < kAdapterTargets.size(); ++i) {

@@ -143,6 +143,10 @@ inline constexpr std::string_view kRouterShares = ".mlp.router.shares";
 /// How the names of an adapter's matrices end, in place of ".weight".
 inline constexpr std::string_view kAdapterA = ".lora_a", kAdapterB = ".lora_b";
 
+/// Whether a parameter of a unit may be kept as codes, where no tensor ranks divide it: those of
+/// frozen layers (ModelConfig::frozen_codes), and those of a directory.
+bool may_be_codes(const UnitDesc& unit, const ParamDesc& p);
+
 /// The row of kAdapterTargets of a block's parameter; nothing where it can have no adapter.
 std::optional<std::size_t> adapter_target(std::string_view layer, std::string_view parameter);
 /// What an adapter's first matrix is beside, without ".weight"; nothing of another parameter.

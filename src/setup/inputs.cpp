@@ -29,19 +29,6 @@ std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection&
   throw InternalError("blocks without a type");
 }
 
-std::optional<kernels::BlockFormat> frozen_codes(const deck::FrozenSection& frozen) {
-  switch (frozen.type) {
-    case deck::FrozenType::none: return std::nullopt;
-    case deck::FrozenType::int8:
-      return kernels::BlockFormat{.type = kernels::BlockType::int8, .block = frozen.block};
-    case deck::FrozenType::int4:
-      return kernels::BlockFormat{.type = kernels::BlockType::int4, .block = frozen.block};
-    case deck::FrozenType::nf4:
-      return kernels::BlockFormat{.type = kernels::BlockType::nf4, .block = frozen.block};
-  }
-  throw InternalError("codes without a type");
-}
-
 plan::Location location_of(deck::OffloadTier tier) {
   switch (tier) {
     case deck::OffloadTier::none: return plan::Location::device;
@@ -119,6 +106,19 @@ model::AdapterConfig adapter_config(const deck::AdapterSection& a) {
 }
 
 }  // namespace
+
+std::optional<kernels::BlockFormat> frozen_codes(const deck::FrozenSection& frozen) {
+  switch (frozen.type) {
+    case deck::FrozenType::none: return std::nullopt;
+    case deck::FrozenType::int8:
+      return kernels::BlockFormat{.type = kernels::BlockType::int8, .block = frozen.block};
+    case deck::FrozenType::int4:
+      return kernels::BlockFormat{.type = kernels::BlockType::int4, .block = frozen.block};
+    case deck::FrozenType::nf4:
+      return kernels::BlockFormat{.type = kernels::BlockType::nf4, .block = frozen.block};
+  }
+  throw InternalError("codes without a type");
+}
 
 DType dtype_of(deck::Precision p) {
   return p == deck::Precision::f32    ? DType::f32

@@ -11,6 +11,9 @@ namespace tessera::setup {
 
 model::ModelConfig model_config(const deck::ModelSection& model, const deck::TaskSection& task);
 
+/// What frozen matrices are kept as, where that is codes.
+std::optional<kernels::BlockFormat> frozen_codes(const deck::FrozenSection& frozen);
+
 /// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
 

@@ -4,13 +4,11 @@
 
 #include "comm/launcher.hpp"
 #include "core/terminal.hpp"
-#include "io/hugging_face.hpp"
 #include "io/peft.hpp"
-#include "io/tokenizer_files.hpp"
 #include "setup/inputs.hpp"
 #include "verbs/export_proof.hpp"
 #include "verbs/merged.hpp"
-#include "verbs/model_source.hpp"
+#include "verbs/model_directory.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -24,15 +22,6 @@ struct ExportOptions {
   bool merged = false;  // adapters are added to what they are beside
   std::string weights;
 };
-
-using ParametersByName = std::map<std::string, const model::ParamDesc*, std::less<>>;
-ParametersByName by_name_of(std::span<const model::UnitDesc> units) {
-  ParametersByName by_name;
-  for (const auto& unit : units) {
-    for (const auto& p : unit.params) by_name[p.name] = &p;
-  }
-  return by_name;
-}
 
 /// The adapters alone, for PEFT.
 void export_adapters(const ExportOptions& o, const ModelSource& source, DType type) {
@@ -81,26 +70,7 @@ ExitCode run(const ExportOptions& o) {
     return ExitCode::ok;
   }
   const ModelSource source = adapted ? merged(opened, finite_as) : opened;
-  const auto units = model::model_units(setup::model_config(source.model, source.task));
-  const auto by_name = by_name_of(units);
-  std::optional<io::Tokenizer> tokenizer;
-  if (source.tokenizer) {
-    tokenizer = io::open_kept_tokenizer(*source.tokenizer);
-    check_tokenizer(*tokenizer, source);
-  }
-  std::optional<ProgressLine> progress(std::in_place, "export", ProgressLine::Unit::bytes);
-  const auto parameters = tell_progress(source, *progress);
-  io::export_hugging_face(
-      {.directory = o.to,
-       .architecture = hf_architecture(source),
-       .type = type,
-       .tokenizer = tokenizer ? &*tokenizer : nullptr,
-       .classes = source.labels ? source.labels->names : std::vector<std::string>()},
-      [&](std::string_view name, std::int64_t begin, std::span<float> out) {
-        const auto& p = *by_name.find(name)->second;
-        parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
-      });
-  progress.reset();
+  write_model_directory(o.to, source, type, "export");
   fmt::print("{} -> {}\n", printable(source.name), printable(o.to.string()));
   if (o.proof) fmt::print("{}\n", prove_export(source, o.to, type));
   return ExitCode::ok;

@@ -14,6 +14,7 @@
 #include "deck/problems.hpp"
 #include "deck/sources.hpp"
 #include "io/checkpoint_verify.hpp"
+#include "io/hf_codes.hpp"
 #include "io/megatron.hpp"
 #include "io/token_files.hpp"
 #include "io/token_labels.hpp"
@@ -77,8 +78,10 @@ std::string written_text(const std::filesystem::path& path, const io::Checkpoint
 /// A Hugging Face directory.
 ExitCode inspect_model(const std::filesystem::path& path) {
   const ModelSource source = open_model(path, std::nullopt);
-  fmt::print("{}: a Hugging Face directory\n{}{}", printable(path.string()),
-             model_text(source.model, source.task), tokenizer_text(source.tokenizer));
+  fmt::print("{}: a Hugging Face directory\n{}{}{}", printable(path.string()),
+             model_text(source.model, source.task),
+             source.codes ? fmt::format("matrices   {}\n", io::to_string(*source.codes)) : "",
+             tokenizer_text(source.tokenizer));
   return ExitCode::ok;
 }
 

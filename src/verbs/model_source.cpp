@@ -80,7 +80,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
             .tokenizer = data::tokenizer_of_directory(path),
             .labels = data::labels_of_directory(*model),
             .left_out = model->left_out(path.string()),
-            .is_hugging_face = true};
+            .is_hugging_face = true,
+            .codes = model->codes()};
   }
   const auto found = find_checkpoint(path);
   if (!found && !fs::exists(path)) {
@@ -115,7 +116,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
           .tokenizer = data::tokenizer_of_checkpoint(found->path),
           .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
           .left_out = {},
-          .is_hugging_face = false};
+          .is_hugging_face = false,
+          .codes = {}};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {

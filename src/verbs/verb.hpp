@@ -45,6 +45,7 @@ Verb inspect(CLI::App& app);
 Verb export_model(CLI::App& app);
 Verb bench(CLI::App& app);
 Verb import_model(CLI::App& app);
+Verb quantize(CLI::App& app);
 Verb merge(CLI::App& app);
 Verb report(CLI::App& app);
 Verb doctor(CLI::App& app);

@@ -152,6 +152,77 @@ class Codes(AdapterTest):
             losses.append(re.search(r"loss (\d+\.\d+)", job.output)[1])
         self.assertEqual(losses[0], losses[1])
 
+    def base(self, model):
+        """The directory of the model that a deck of that name begins with."""
+        self.train(1, self.deck_of(f"{model}_still", model, run__steps=1, adapter__kind="none",
+                                   adapter__rank=None, adapter__alpha=None, adapter__targets=None,
+                                   optimizer__lr=1e-30, optimizer__eps=1))
+        self.ran_well("export", self.dir / f"{model}_still", "--to", self.dir / f"{model}_base")
+        return self.dir / f"{model}_base"
+
+    def ran_well(self, *arguments):
+        job = self.run_job(0, *arguments)
+        self.assertEqual(job.code, 0, job.output)
+        return job.output
+
+    def from_directory(self, name, model, directory, **changes):
+        return self.deck_of(name, model, adapter__targets=["*"], model__init_from=str(directory),
+                            **OF_DIRECTORY, **changes)
+
+    def test_a_directory_of_codes(self):
+        """Has the codes that a run makes of the model, and their values without them."""
+        for model, type in (("gpt2", "nf4"), ("some", "int8")):
+            with self.subTest(model=model):
+                base, coded = self.base(model), self.dir / f"{model}_codes"
+                said = self.ran_well("quantize", base, "--to", coded, "--codes", type, "--block", 16,
+                                     "--type", "f32")
+                codes = {"frozen__type": type, "frozen__block": 16}
+                deck = self.from_directory(f"{model}_run", model, base, **codes)
+                job = self.run_job(1, "train", deck)
+                note = re.search(r"note: .* loses.*", job.output)[0]
+                self.assertIn(note, said)
+                want = self.numbers(f"{model}_run")
+                for name, ranks, changes in (("same", 1, codes), ("values", 1, {}),
+                                             ("divided", 2, {**codes, "zero__stage": 3})):
+                    deck = self.from_directory(f"{model}_{name}", model, coded, **changes)
+                    job = self.run_job(ranks, "train", deck)
+                    self.assertEqual(job.code, 0, job.output)
+                    self.assertNotIn("loses", job.output)
+                    got = self.numbers(f"{model}_{name}")
+                    if ranks == 1:
+                        self.assertEqual(got, want)
+                    else:
+                        self.assert_close(got, want, 2e-5, name)
+                self.assertIn(f"matrices   {type} in blocks of 16\n", self.ran_well("inspect", coded))
+                self.assertLess((coded / "model.safetensors").stat().st_size,
+                                (base / "model.safetensors").stat().st_size)
+
+    def test_a_directory_of_other_codes(self):
+        coded = self.dir / "codes"
+        self.ran_well("quantize", self.base("gpt2"), "--to", coded, "--codes", "int4", "--block", 32)
+        for verb, ranks, changes, text in (
+                ("check", 0, {"frozen__type": "int4", "frozen__block": 16}, "has its matrices as int4 in blocks "
+                 'of 32, which would be rounded once more as int4 in blocks of 16: set frozen.type = "int4" '
+                 "and frozen.block = 32"),
+                ("train", 1, {"frozen__type": "nf4", "frozen__block": 32}, "as nf4 in blocks of 32"),
+                # Each rank has 16 of 32 columns.
+                ("train", 2, {"frozen__type": "int4", "frozen__block": 32, "parallel__tensor": 2},
+                 "frozen.block: on this layout blocks of 32 are of other elements than in")):
+            with self.subTest(verb=verb, ranks=ranks, **changes):
+                deck = self.from_directory("run", "gpt2", coded, **changes)
+                job = self.run_job(ranks, verb, deck, *(() if ranks else ("--ranks", 1)))
+                self.assertEqual(job.code, 2, job.output)
+                self.assertIn(text, " ".join(job.output.split()))
+        self.train(1, self.deck_of("adapted", "gpt2", run__steps=1))
+        for source, block, text in ((coded, 32, "has its matrices as int4 in blocks of 32 already"),
+                                    (self.dir / "adapted", 32, "export --merged"),
+                                    (self.dir / "gpt2_base", 64, "legal here: 16, 32"),
+                                    (self.dir / "nowhere", 32, "nowhere")):
+            job = self.run_job(0, "quantize", source, "--to", self.dir / "again", "--block", block)
+            self.assertIn(job.code, (2, 3), job.output)
+            self.assertIn(text, " ".join(job.output.split()))
+            self.assertFalse((self.dir / "again").exists())
+
     def test_a_flipped_bit_is_found(self):
         deck = self.deck_of("run", "llama", frozen__type="int8", guard__check_replicas=1,
                             fault__inject=["flip rank=1 step=3 tensor=block.1.mlp.up.weight"])

@@ -96,7 +96,8 @@ class BadInput(RunTest):
                  "generate": [self.dir, "--prompt", "a"], "classify": [self.dir, self.dir],
                  "import": [self.dir, "--to", self.dir / "to"],
                  "merge": [self.dir, self.dir, "--to", self.dir / "to"],
-                 "export": [self.dir, "--to", self.dir / "to"]}
+                 "export": [self.dir, "--to", self.dir / "to"],
+                 "quantize": [self.dir, "--to", self.dir / "to"]}
         for verb, arguments in verbs.items():
             for launch in (step, {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "4"}):
                 with self.subTest(verb=verb, **launch):

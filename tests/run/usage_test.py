@@ -14,7 +14,7 @@ import unittest
 from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
 
 VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "classify",
-         "inspect", "import", "export", "merge", "bench", "report", "doctor", "explain", "help",
+         "inspect", "import", "export", "quantize", "merge", "bench", "report", "doctor", "explain", "help",
          "completion", "man")
 
 

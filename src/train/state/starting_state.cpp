@@ -12,6 +12,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
 #include "io/finite.hpp"
+#include "io/hf_codes.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::train {
@@ -225,7 +226,16 @@ io::HfModel open_init_from(const deck::Deck& deck) {
   std::optional<io::HfFreshHead> fresh;
   if (deck.model.init_head == HeadWeights::fresh)
     fresh = {.task = std::string(enum_word(deck.task.kind)), .hidden = deck.model.head_hidden};
-  return io::HfModel::open(*deck.model.init_from, fresh);
+  io::HfModel source = io::HfModel::open(*deck.model.init_from, fresh);
+  const auto wanted = setup::frozen_codes(deck.model.frozen);
+  if (source.codes() && wanted && wanted != source.codes()) {
+    throw DeckError(fmt::format(
+        "frozen.type: {} has its matrices as {}, which would be rounded once more as {}: set "
+        "frozen.type = \"{}\" and frozen.block = {}, or give the directory that it was made of",
+        printable(*deck.model.init_from), io::to_string(*source.codes()), io::to_string(*wanted),
+        enum_word(source.codes()->type), source.codes()->block));
+  }
+  return source;
 }
 
 std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfModel& source) {
@@ -235,6 +245,10 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
     notes.push_back(fmt::format(
         "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
         printable(directory)));
+  }
+  if (source.codes() && !setup::frozen_codes(deck.model.frozen)) {
+    notes.push_back(fmt::format("note: {} has its matrices as {}, whose values are taken",
+                                printable(directory), io::to_string(*source.codes())));
   }
   for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
     if (unit.has_adapters()) continue;
@@ -285,14 +299,14 @@ static std::vector<std::pair<std::string, double>> code_losses(const comm::Contr
   return losses;
 }
 
-std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
-                                            const comm::Control& control, const ModelState& state) {
+std::optional<std::string> losses_note(const kernels::BlockFormat& format,
+                                       std::span<const std::pair<std::string, double>> losses) {
   struct Worst {
     std::string kind, layer;
     double share = 0;
   };
   std::vector<Worst> kinds;
-  for (const auto& [name, share] : code_losses(control, state)) {
+  for (const auto& [name, share] : losses) {
     const auto [kind, layer] = kind_and_layer(name);
     auto it = std::ranges::find(kinds, kind, &Worst::kind);
     if (it == kinds.end()) it = kinds.insert(it, {.kind = kind, .layer = layer});
@@ -302,8 +316,32 @@ std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
   std::string text;
   for (const auto& [kind, layer, share] : kinds)
     text += fmt::format("{} {} {:.4f} (block {})", text.empty() ? "" : ",", kind, share, layer);
-  return fmt::format("note: {} in blocks of {} loses, of a matrix's root mean square, at most{}",
-                     enum_word(frozen.type), frozen.block, text);
+  return fmt::format("note: {} loses, of a matrix's root mean square, at most{}",
+                     io::to_string(format), text);
+}
+
+std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
+                                            const comm::Control& control, const ModelState& state) {
+  const auto format = setup::frozen_codes(frozen);
+  if (!format) return std::nullopt;
+  return losses_note(*format, code_losses(control, state));
+}
+
+/// Where blocks are of other elements than in a directory of the same codes, on this layout.
+static void check_same_codes(const deck::Deck& deck, const io::HfModel& source,
+                             const comm::Control& control, const ModelState& state) {
+  if (!source.codes() || !setup::frozen_codes(deck.model.frozen)) return;
+  for (const auto& [name, share] : code_losses(control, state)) {
+    if (!(share > 0)) continue;
+    control.together([&, of = name, lost = share] {
+      throw DeckError(fmt::format(
+          "frozen.block: on this layout blocks of {} are of other elements than in {}: {} would be "
+          "rounded once more, and lose {:.2g} of its root mean square. Use fewer tensor ranks or "
+          "zero.tiles, so that each has whole blocks of every row, or give the directory that it "
+          "was made of",
+          deck.model.frozen.block, printable(*deck.model.init_from), of, lost));
+    });
+  }
 }
 
 void check_same_codes(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from,
@@ -328,14 +366,15 @@ void check_same_codes(const deck::LoadedDeck& loaded, const LoadedCheckpoint& fr
 std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,
                                            ModelState& state) {
   std::vector<std::string> notes;
+  std::optional<io::HfModel> source;
   control.together([&] {
     const ParameterSource drawn = initial_values(static_cast<std::uint64_t>(deck.run.seed));
     if (!deck.model.init_from) {
       state.set_parameters(drawn);
       return;
     }
-    const io::HfModel source = open_init_from(deck);
-    notes = init_from_notes(deck, source);
+    source = open_init_from(deck);
+    notes = init_from_notes(deck, *source);
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
     const bool fresh = deck.model.init_head == HeadWeights::fresh ||
@@ -344,15 +383,16 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
           const bool of_steps = p.name.ends_with(model::kRouterShares);
-          if ((fresh || of_steps) && !source.has(p.name)) return drawn(p, range, out);
-          source.read(p.name, range.begin, out);
+          if ((fresh || of_steps) && !source->has(p.name)) return drawn(p, range, out);
+          source->read(p.name, range.begin, out);
           progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
         });
-    if (bad && source.has(bad->parameter) && !deck.model.accept_non_finite) {
-      throw io::non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
+    if (bad && source->has(bad->parameter) && !deck.model.accept_non_finite) {
+      throw io::non_finite_error(source->place(bad->parameter, bad->element), bad->value, bad->type,
                                  "model.accept_non_finite = true");
     }
   });
+  if (source) check_same_codes(deck, *source, control, state);
   if (auto note = code_errors_note(deck.model.frozen, control, state))
     notes.push_back(std::move(*note));
   return notes;

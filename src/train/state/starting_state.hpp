@@ -67,14 +67,18 @@ std::string source_of(const LoadedCheckpoint& checkpoint);
 /// `threads` of a rank are not as many as the checkpoint was made with.
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
 
-/// The directory of model.init_from, as far as its weights are taken.
+/// The directory of model.init_from, as far as its weights are taken. DeckError where it has codes
+/// and the deck wants others.
 io::HfModel open_init_from(const deck::Deck& deck);
 /// What the user should know of it: what is left out, which parameters are drawn anew, and what its
 /// type may do.
 std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfModel& source);
 
-/// What frozen matrices have lost as they became codes in `state`: of each kind the layer's that
-/// lost most. Nothing where none lost anything, as at a restart. Collective.
+/// What matrices have lost as they became codes, each of its root mean square: of each kind the
+/// layer's that lost most. Nothing where none lost anything.
+std::optional<std::string> losses_note(const kernels::BlockFormat& format,
+                                       std::span<const std::pair<std::string, double>> losses);
+/// The same of frozen matrices as they became codes in `state`; nothing at a restart. Collective.
 std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
                                             const comm::Control& control, const ModelState& state);
 

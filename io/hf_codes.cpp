@@ -1,0 +1,75 @@
+#include "io/hf_codes.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "kernels/common/slots.hpp"
+
+namespace tessera::io {
+namespace {
+
+using kernels::BlockFormat, kernels::BlockType;
+
+constexpr std::string_view kMethod = "tessera";
+constexpr std::int64_t kAlignment = 4;
+constexpr std::int64_t kSmallestBlock = 16, kLargestBlock = 1 << 16;  // as frozen.block
+
+}  // namespace
+
+std::string scales_of(std::string_view tensor) { return fmt::format("{}.scales", tensor); }
+
+BlockFormat read_codes_config(const JsonCursor& config) {
+  if (!config.raw().is_object() ||
+      config.raw().value("quant_method", nlohmann::json()) != kMethod) {
+    config.fail(fmt::format("{} is not supported; allowed: null, or what tessera quantize writes",
+                            config.shown()));
+  }
+  const JsonCursor word = config["type"];
+  const auto type = enum_from_word<BlockType>(word.text());
+  if (!type || *type == BlockType::sign)
+    word.fail(fmt::format("{} is not supported; allowed: int8, int4, nf4", word.shown()));
+  const JsonCursor block = config["block"];
+  const std::int64_t elements = block.integer(kSmallestBlock, kLargestBlock);
+  if (elements % 2 != 0) block.fail(fmt::format("{} is odd", elements));
+  return {.type = *type, .block = elements};
+}
+
+nlohmann::json codes_config(const BlockFormat& format) {
+  return {{"quant_method", kMethod}, {"type", enum_word(format.type)}, {"block", format.block}};
+}
+
+std::string to_string(const BlockFormat& format) {
+  return fmt::format("{} in blocks of {}", enum_word(format.type), format.block);
+}
+
+RowCodes::RowCodes(const BlockFormat& format, std::int64_t columns)
+    : format_(format), columns_(columns) {
+  TESSERA_CHECK(columns > 0 && format.type != BlockType::sign, "{} columns as {}", columns,
+                to_string(format));
+}
+
+std::int64_t RowCodes::bytes() const {
+  return round_up(ceil_div(columns_ * format_.bits(), 8), kAlignment);
+}
+
+std::int64_t RowCodes::blocks() const { return ceil_div(columns_, format_.block); }
+
+void RowCodes::encode(std::span<const float> row, std::span<std::byte> codes,
+                      std::span<std::byte> scales) const {
+  TESSERA_CHECK(std::ssize(row) == columns_ && std::ssize(codes) == bytes() &&
+                    std::ssize(scales) == scale_bytes(),
+                "{} columns, {} and {} bytes", row.size(), codes.size(), scales.size());
+  kernels::encode_blocks(format_, row, codes, scales);
+}
+
+void RowCodes::decode(std::span<const std::byte> codes, std::span<const std::byte> scales,
+                      std::int64_t first, std::span<float> out) const {
+  TESSERA_CHECK(first >= 0 && first + std::ssize(out) <= columns_ && std::ssize(codes) == bytes() &&
+                    std::ssize(scales) == scale_bytes(),
+                "columns {}+{} of {}", first, out.size(), columns_);
+  kernels::decode_blocks(format_, codes.data(), scales.data(), first, out);
+}
+
+}  // namespace tessera::io

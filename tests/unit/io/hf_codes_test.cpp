@@ -1,0 +1,173 @@
+#include "io/hf_codes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "io/hugging_face.hpp"
+#include "support/temporary_directory.hpp"
+
+namespace tessera {
+namespace {
+
+using kernels::BlockFormat, kernels::BlockType;
+using nlohmann::json;
+using test::message_of;
+using test::TemporaryDirectory;
+namespace fs = std::filesystem;
+
+fs::path data_path(std::string_view name) {
+  return fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf" / name;
+}
+
+std::vector<float> values_of(const io::HfModel& model, std::string_view parameter,
+                             std::int64_t begin, std::int64_t elements) {
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  model.read(parameter, begin, values);
+  return values;
+}
+
+bool is_matrix_of_layer(std::string_view parameter) {
+  return parameter.starts_with("block.") && parameter.ends_with(".weight") &&
+         parameter.find("norm") == std::string_view::npos &&
+         parameter.find("router") == std::string_view::npos;
+}
+
+struct Squares {
+  double all = 0, lost = 0;
+};
+
+/// A committed model whose matrices are codes.
+struct Coded {
+  explicit Coded(std::string_view name, const BlockFormat& format,
+                 std::int64_t shard_bytes = std::int64_t{1} << 30)
+      : model(io::HfModel::open(data_path(name))), path(directory / "codes") {
+    io::export_hugging_face(
+        {.directory = path,
+         .architecture = model.architecture(),
+         .type = model.stored_dtype(),
+         .codes = io::HfCodes{.format = format,
+                              .has = is_matrix_of_layer,
+                              .tell =
+                                  [&](std::string_view parameter, double all, double lost) {
+                                    auto& sums = squares[std::string(parameter)];
+                                    sums.all += all, sums.lost += lost;
+                                  }},
+         .shard_bytes = shard_bytes},
+        [&](std::string_view parameter, std::int64_t begin, std::span<float> out) {
+          model.read(parameter, begin, out);
+        });
+  }
+  void edit(const char* file, const std::function<void(json&)>& change) const {
+    json content = json::parse(test::read_file(path / file));
+    change(content);
+    test::write_file(path / file, content.dump());
+  }
+
+  TemporaryDirectory directory;
+  io::HfModel model;
+  fs::path path;
+  std::map<std::string, Squares> squares;
+};
+
+class HfCodes : public ::testing::TestWithParam<const char*> {};
+
+/// Each row by itself, as what it is rounded to; other parameters are as they were.
+TEST_P(HfCodes, AreReadAsWhatTheyStandForInAnyRange) {
+  for (const BlockFormat format : {BlockFormat{.type = BlockType::int8, .block = 16},
+                                   BlockFormat{.type = BlockType::int4, .block = 64},
+                                   BlockFormat{.type = BlockType::nf4, .block = 16}}) {
+    SCOPED_TRACE(io::to_string(format));
+    const Coded coded(GetParam(), format, format.block == 16 ? 1000 : std::int64_t{1} << 30);
+    const auto again = io::HfModel::open(coded.path);
+    EXPECT_EQ(again.architecture(), coded.model.architecture());
+    EXPECT_EQ(again.stored_dtype(), coded.model.stored_dtype());
+    EXPECT_EQ(again.codes(), format);
+    for (const io::HfTensor& p : coded.model.parameters()) {
+      SCOPED_TRACE(p.parameter);
+      auto want = values_of(coded.model, p.parameter, 0, p.elements());
+      if (is_matrix_of_layer(p.parameter)) {
+        const io::RowCodes row(format, p.cols());
+        std::vector<std::byte> codes(static_cast<std::size_t>(row.bytes()));
+        std::vector<std::byte> scales(static_cast<std::size_t>(row.scale_bytes()));
+        Squares squares;
+        for (std::int64_t r = 0; r < p.rows(); ++r) {
+          const auto ours = std::span(want).subspan(static_cast<std::size_t>(r * p.cols()),
+                                                    static_cast<std::size_t>(p.cols()));
+          const std::vector<float> before(ours.begin(), ours.end());
+          row.encode(ours, codes, scales);
+          row.decode(codes, scales, 0, ours);
+          for (std::size_t i = 0; i < before.size(); ++i) {
+            const double x = before[i], left = x - ours[i];
+            squares.all += x * x, squares.lost += left * left;
+          }
+        }
+        const Squares& told = coded.squares.at(p.parameter);
+        EXPECT_NEAR(told.all, squares.all, 1e-12 * squares.all);  // sums in another order
+        EXPECT_NEAR(told.lost, squares.lost, 1e-12 * squares.all);
+        EXPECT_GT(told.lost, 0);
+        EXPECT_LT(std::sqrt(told.lost / told.all), format.type == BlockType::int8 ? 0.02 : 0.2);
+      }
+      EXPECT_EQ(values_of(again, p.parameter, 0, p.elements()), want);
+      for (std::int64_t begin = 0; begin < p.elements(); begin += 7) {
+        const std::int64_t n = std::min<std::int64_t>(p.elements() - begin, 1 + begin % 50);
+        const auto first = want.begin() + begin;
+        EXPECT_EQ(values_of(again, p.parameter, begin, n), std::vector<float>(first, first + n));
+      }
+    }
+  }
+}
+
+/// Transposed and fused, fused by heads, with experts, in several files, with tensors in bf16.
+INSTANTIATE_TEST_SUITE_P(Models, HfCodes,
+                         ::testing::Values("gpt2", "gpt_neox", "llama_sharded", "deepseek_v2",
+                                           "glm4_moe", "bert"));
+
+TEST(HfCodes, LieOnMultiplesOfTheirElements) {
+  const Coded coded("gpt2", {.type = BlockType::int4, .block = 16});
+  const io::SafetensorsFile file(coded.path / "model.safetensors");
+  std::int64_t scales = 0;
+  for (const auto& [name, entry] : file.tensors()) {
+    EXPECT_EQ(entry.offset % size_of(*entry.type), 0) << name;
+    scales += name.ends_with(".scales") ? 1 : 0;
+  }
+  EXPECT_EQ(scales, 4 * coded.model.architecture().layers);  // c_attn, c_proj, c_fc, c_proj
+}
+
+TEST(HfCodes, RefuseWhatDoesNotFit) {
+  const auto message = [](const Coded& coded) {
+    return message_of<DataError>([&] { io::HfModel::open(coded.path); });
+  };
+  const BlockFormat format{.type = BlockType::int4, .block = 16};
+  struct Case {
+    json value;
+    std::string_view says;
+  };
+  for (const auto& [value, says] :
+       {Case{{{"quant_method", "tessera"}, {"type", "int4"}, {"block", 32}},
+             "config.json, which says int4 in blocks of 32, wants f32 ("},
+        Case{{{"quant_method", "tessera"}, {"type", "int8"}, {"block", 16}},
+             "config.json, which says int8 in blocks of 16, wants u8 ("},
+        Case{{{"quant_method", "tessera"}, {"type", "sign"}, {"block", 64}},
+             "$.quantization_config.type: \"sign\" is not supported; allowed: int8, int4, nf4"},
+        Case{{{"quant_method", "tessera"}, {"type", "int4"}, {"block", 17}},
+             "$.quantization_config.block: 17 is odd"},
+        Case{{{"quant_method", "tessera"}, {"type", "int4"}, {"block", 8}},
+             "$.quantization_config.block: "},
+        Case{{{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}},
+             "allowed: null, or what tessera quantize writes"},
+        Case{nullptr, ".weight has the shape ("}}) {
+    SCOPED_TRACE(value.dump());
+    const Coded coded("llama", format);
+    coded.edit("config.json", [&](json& config) { config["quantization_config"] = value; });
+    const std::string text = message(coded);
+    EXPECT_NE(text.find(says), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
