@@ -883,6 +883,19 @@ const HfFamily& family_of(const HfArchitecture& a) {
   return row_of_task == families.end() ? *families[0] : **row_of_task;
 }
 
+/// What configurations of all families begin with.
+json settings_of_all(const HfFamily& family, DType type, const TextEnds& ends) {
+  json config = {{"model_type", family.model_type},
+                 {"architectures", {family.model_class}},
+                 {"torch_dtype", torch_name(type)},
+                 {"bos_token_id", nullptr},
+                 {"eos_token_id", nullptr},
+                 {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
+  if (ends.begin) config["bos_token_id"] = *ends.begin;
+  if (ends.end) config["eos_token_id"] = *ends.end;
+  return config;
+}
+
 }  // namespace
 
 std::string_view hf_model_class(const HfArchitecture& a) { return family_of(a).model_class; }
@@ -902,14 +915,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type, const TextEnds&
   if (!has("kv_heads") && a.kv_heads != a.heads) cannot_export(a, "kv_heads", a.kv_heads, a.heads);
   if (!has("head_dim") && a.head_dim * a.heads != a.hidden)
     cannot_export(a, "head_dim", a.head_dim, "hidden / heads");
-  json config = {{"model_type", family->model_type},
-                 {"architectures", {family->model_class}},
-                 {"torch_dtype", torch_name(type)},
-                 {"bos_token_id", nullptr},
-                 {"eos_token_id", nullptr},
-                 {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
-  if (ends.begin) config["bos_token_id"] = *ends.begin;
-  if (ends.end) config["eos_token_id"] = *ends.end;
+  json config = settings_of_all(*family, type, ends);
   for (const HfNumberRow& row : family->numbers) write_number(config, a, row);
   for (const HfDropoutRow& row : family->dropouts)
     write_setting(config, a, row.key, row.setting, value_of(a, row.key));
