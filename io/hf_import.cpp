@@ -111,7 +111,8 @@ class HfModel::Matching {
     for (const HfTensor& tensor : model_.parameters_) {
       const bool of_head = !tensor.tensor.starts_with(hf_prefix(model_.architecture()));
       tensors_of_head_ += of_head ? 1 : 0;
-      if (auto source = take(tensor)) {
+      const bool may_be_codes = model_.config_.codes && tensor.shape.size() == 2;
+      if (auto source = take(tensor, may_be_codes)) {
         take_added(*source);
         model_.sources_.emplace(tensor.parameter, *source);
       } else {
@@ -120,7 +121,7 @@ class HfModel::Matching {
       }
     }
     for (const HfTensor& tensor : hf_copies(model_.architecture())) {
-      if (const auto copy = take(tensor)) model_.copies_.emplace(tensor.parameter, *copy);
+      if (const auto copy = take(tensor, false)) model_.copies_.emplace(tensor.parameter, *copy);
     }
   }
 
@@ -203,13 +204,13 @@ class HfModel::Matching {
       problems_.push_back(fmt::format("{} is there twice", name));
   }
 
-  std::optional<Source> take(const HfTensor& tensor) {
+  std::optional<Source> take(const HfTensor& tensor, bool may_be_codes) {
     const auto stored = found_.find(tensor.tensor);
     if (stored == found_.end()) return std::nullopt;
     stored->second.used = true;
     const SafetensorsEntry& entry = *stored->second.entry;
     Source source{.tensor = tensor, .shard = stored->second.shard, .entry = &entry};
-    if (model_.config_.codes && entry.type == DType::u8) {
+    if (may_be_codes && entry.type == DType::u8) {
       take_codes(source);
     } else if (auto problem = misfit(entry, tensor); !problem.empty()) {
       problems_.push_back(std::move(problem));

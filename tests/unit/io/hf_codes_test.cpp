@@ -169,5 +169,28 @@ TEST(HfCodes, RefuseWhatDoesNotFit) {
   }
 }
 
+/// Nor may an output matrix that must be the embedding be codes, of which it would differ.
+TEST(HfCodes, RefuseCodesOfACopy) {
+  const Coded coded("gpt2", {.type = BlockType::int8, .block = 16});
+  const fs::path path = coded.path / "model.safetensors";
+  std::vector<io::SafetensorsWriter::Tensor> tensors;
+  const std::int64_t rows = coded.model.architecture().vocab,
+                     columns = coded.model.architecture().hidden;
+  tensors.push_back({"lm_head.weight", {rows, columns}, DType::u8});
+  tensors.push_back({"lm_head.weight.scales", {rows, 1}, DType::f32});
+  const std::vector<std::byte> nothing(static_cast<std::size_t>(rows * (columns + 4)));
+  io::SafetensorsWriter writer(coded.path / "head.safetensors", DType::f32, tensors);
+  writer.append_bytes(std::span(nothing).first(static_cast<std::size_t>(rows * columns)));
+  writer.append_bytes(std::span(nothing).last(static_cast<std::size_t>(rows * 4)));
+  writer.publish();
+  json index;
+  const io::SafetensorsFile file(path);
+  for (const auto& [name, entry] : file.tensors()) index["weight_map"][name] = "model.safetensors";
+  for (const auto& tensor : tensors) index["weight_map"][tensor.name] = "head.safetensors";
+  test::write_file(coded.path / "model.safetensors.index.json", index.dump());
+  const std::string text = message_of<DataError>([&] { io::HfModel::open(coded.path); });
+  EXPECT_NE(text.find("lm_head.weight has the element type U8"), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace tessera
