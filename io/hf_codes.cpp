@@ -14,7 +14,6 @@ using kernels::BlockFormat, kernels::BlockType;
 
 constexpr std::string_view kMethod = "tessera";
 constexpr std::int64_t kAlignment = 4;
-constexpr std::int64_t kSmallestBlock = 16, kLargestBlock = 1 << 16;  // as frozen.block
 
 }  // namespace
 

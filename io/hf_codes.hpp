@@ -20,6 +20,9 @@
 
 namespace tessera::io {
 
+/// Bounds of elements that have a scale in common; decks have the same for frozen.block.
+inline constexpr std::int64_t kSmallestBlock = 16, kLargestBlock = 1 << 16;
+
 /// The name of the tensor with the scales of one.
 std::string scales_of(std::string_view tensor);
 

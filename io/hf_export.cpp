@@ -126,14 +126,14 @@ void write_straight(SafetensorsWriter& file, const Stored& stored, const Paramet
 /// Writes a matrix's rows, in the order of the file, as codes and, behind them, their scales.
 class CodesWriter {
  public:
-  CodesWriter(SafetensorsWriter& file, const HfCodes& codes, std::int64_t columns)
-      : file_(file),
-        codes_(codes),
-        row_(codes.format, columns),
-        decoded_(static_cast<std::size_t>(columns)) {}
+  CodesWriter(SafetensorsWriter& file, const kernels::BlockFormat& format, std::int64_t columns)
+      : file_(file), row_(format, columns), decoded_(static_cast<std::size_t>(columns)) {}
 
-  /// The next whole rows, of a parameter.
-  void append(std::string_view parameter, std::span<const float> rows) {
+  struct Squares {
+    double all = 0, lost = 0;
+  };
+  /// The next whole rows; adds theirs to `squares`.
+  void append(std::span<const float> rows, Squares& squares) {
     const auto columns = static_cast<std::size_t>(row_.columns());
     const auto bytes = static_cast<std::size_t>(row_.bytes());
     const auto scale_bytes = static_cast<std::size_t>(row_.scale_bytes());
@@ -146,12 +146,10 @@ class CodesWriter {
       const auto its_scales = scales.subspan(r * scale_bytes, scale_bytes);
       row_.encode(row, of_row, its_scales);
       row_.decode(of_row, its_scales, 0, decoded_);
-      double all = 0, lost = 0;
       for (std::size_t i = 0; i < columns; ++i) {
         const double x = row[i], left = x - decoded_[i];
-        all += x * x, lost += left * left;
+        squares.all += x * x, squares.lost += left * left;
       }
-      codes_.tell(parameter, all, lost);
     }
     file_.append_bytes(codes);
   }
@@ -159,7 +157,6 @@ class CodesWriter {
 
  private:
   SafetensorsWriter& file_;
-  const HfCodes& codes_;
   RowCodes row_;
   std::vector<float> decoded_;  // a row
   std::vector<std::byte> scales_;
@@ -171,18 +168,22 @@ void write_codes(SafetensorsWriter& file, const Stored& stored, const HfCodes& c
   const HfTensor& first = stored.parts[0];
   const std::int64_t cols = first.cols(),
                      at_once = std::max<std::int64_t>(1, kElementsAtOnce / cols);
-  CodesWriter writer(file, codes, cols);
+  CodesWriter writer(file, codes.format, cols);
+  std::vector<CodesWriter::Squares> squares(stored.parts.size());
   for (std::int64_t turn = 0; turn < first.rows() / first.block; ++turn) {
-    for (const HfTensor& part : stored.parts) {
+    for (std::size_t i = 0; i < stored.parts.size(); ++i) {
+      const HfTensor& part = stored.parts[i];
       const std::int64_t end = (turn + 1) * part.block;
       for (std::int64_t row = turn * part.block; row < end; row += at_once) {
         std::vector<float> rows(static_cast<std::size_t>(std::min(at_once, end - row) * cols));
         source(part.parameter, row * cols, rows);
-        writer.append(part.parameter, rows);
+        writer.append(rows, squares[i]);
       }
     }
   }
   writer.finish();
+  for (std::size_t i = 0; i < stored.parts.size(); ++i)
+    codes.tell(stored.parts[i].parameter, squares[i].all, squares[i].lost);
 }
 
 /// What wants larger multiples comes first, so that all lie on those that they want.

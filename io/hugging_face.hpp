@@ -117,7 +117,8 @@ using ParameterSource =
 struct HfCodes {
   kernels::BlockFormat format;
   std::function<bool(std::string_view parameter)> has;  // which
-  /// Hears of each row's squares as it is written, and of those of what it loses.
+  /// Hears of each parameter, once it is written, the sum of its squares and of those of what it
+  /// lost.
   std::function<void(std::string_view parameter, double all, double lost)> tell =
       [](std::string_view, double, double) {};
 };

@@ -7,6 +7,7 @@
 #include "deck/problems.hpp"
 #include "deck/schema.hpp"
 #include "deck/value.hpp"
+#include "io/hf_codes.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::setup {
@@ -92,11 +93,9 @@ std::string adapter_text(const deck::Deck& deck) {
   if (!adapters && deck.model.frozen.layers.empty()) return "";
   const auto units = model::model_units(model_config(deck.model, deck.task));
   const std::int64_t all = model::parameter_count(units), trained = model::trained_count(units);
-  const deck::FrozenSection& frozen = deck.model.frozen;
-  const std::string codes = frozen.type == deck::FrozenType::none
-                                ? ""
-                                : fmt::format(", the matrices of blocks as {} in blocks of {}",
-                                              enum_word(frozen.type), frozen.block);
+  const auto format = frozen_codes(deck.model.frozen);
+  const std::string codes =
+      format ? fmt::format(", the matrices of blocks as {}", io::to_string(*format)) : "";
   const std::string what =
       adapters ? fmt::format("adapters    {} of rank {}:", enum_word(adapter.kind), adapter.rank)
                : "frozen      some layers:";

@@ -15,20 +15,12 @@
 namespace tessera::verbs {
 namespace {
 
-constexpr std::int64_t kSmallestBlock = 16, kLargestBlock = 1 << 16;  // as frozen.block
-
 struct QuantizeOptions {
   std::filesystem::path from, to;
   kernels::BlockFormat format{.type = kernels::BlockType::nf4, .block = 64};
   DType type = DType::bf16;
   bool finite = true;  // the weights must be
   std::string weights;
-};
-
-/// Sums of squares of each parameter that becomes codes, and of those of what is lost.
-struct Squares {
-  std::string parameter;
-  double all = 0, lost = 0;
 };
 
 /// A directory whose codes would be rounded again; adapters beside codes, which have no format.
@@ -66,7 +58,7 @@ void check_block(const Matrices& matrices, std::int64_t block) {
   if (divisor == 0) throw DeckError("the model has no layers whose matrices can become codes");
   if (block % 2 == 0 && divisor % block == 0) return;
   std::string legal;
-  for (std::int64_t n = kSmallestBlock; n <= std::min(divisor, kLargestBlock); n += 2) {
+  for (std::int64_t n = io::kSmallestBlock; n <= std::min(divisor, io::kLargestBlock); n += 2) {
     if (divisor % n == 0) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
   }
   throw DeckError(fmt::format("--block {}: rows of matrices must be whole blocks; legal here: {}",
@@ -83,21 +75,15 @@ ExitCode run(const QuantizeOptions& o) {
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   const auto matrices = matrices_of(units);
   check_block(matrices, o.format.block);
-  std::vector<Squares> squares;
+  std::vector<std::pair<std::string, double>> losses;
   write_model_directory(
       o.to, source, o.type, "quantize",
       io::HfCodes{.format = o.format,
                   .has = [&](std::string_view name) { return matrices.contains(name); },
                   .tell =
                       [&](std::string_view name, double all, double lost) {
-                        auto it = std::ranges::find(squares, name, &Squares::parameter);
-                        if (it == squares.end())
-                          it = squares.insert(it, {.parameter = std::string(name)});
-                        it->all += all, it->lost += lost;
+                        losses.emplace_back(name, lost == 0 ? 0 : std::sqrt(lost / all));
                       }});
-  std::vector<std::pair<std::string, double>> losses;
-  for (const Squares& s : squares)
-    losses.emplace_back(s.parameter, s.lost == 0 ? 0 : std::sqrt(s.lost / s.all));
   fmt::print("{} -> {}\n", printable(source.name), printable(o.to.string()));
   if (const auto note = train::losses_note(o.format, losses)) fmt::print("{}\n", *note);
   return ExitCode::ok;
@@ -110,8 +96,8 @@ Verb quantize(CLI::App& app) {
       "quantize", "write a model as a Hugging Face directory whose matrices are codes");
   verb->footer(
       "The matrices of all layers, but routers, become integers (int8, int4) or quantiles of "
-      "normal "
-      "numbers (nf4)\nwith an f32 scale for each block of a row. Training with frozen.type and "
+      "normal numbers (nf4)\nwith an f32 scale for each block of a row. Training with frozen.type "
+      "and "
       "frozen.block of the same words\nkeeps these codes; whatever else reads the directory takes "
       "their values.\n");
   auto o = std::make_shared<QuantizeOptions>();
@@ -128,7 +114,7 @@ Verb quantize(CLI::App& app) {
       ->check(CLI::IsMember(std::vector<std::string>{"int8", "int4", "nf4"}));
   verb->add_option("--block", o->format.block, "weights that share a scale")
       ->capture_default_str()
-      ->check(CLI::Range(kSmallestBlock, kLargestBlock));
+      ->check(CLI::Range(io::kSmallestBlock, io::kLargestBlock));
   add_type(*verb, o->type, "element type of what is no code");
   add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_ema(*verb, o->weights);

@@ -327,40 +327,45 @@ std::optional<std::string> code_errors_note(const deck::FrozenSection& frozen,
   return losses_note(*format, code_losses(control, state));
 }
 
+/// The first parameter that has lost something as it became codes, and how much; of all ranks.
+static std::optional<std::pair<std::string, double>> first_loss(const comm::Control& control,
+                                                                const ModelState& state) {
+  const auto losses = code_losses(control, state);
+  const auto lossy = std::ranges::find_if(losses, [](const auto& loss) { return loss.second > 0; });
+  return lossy == losses.end() ? std::nullopt : std::optional(*lossy);
+}
+
 /// Where blocks are of other elements than in a directory of the same codes, on this layout.
 static void check_same_codes(const deck::Deck& deck, const io::HfModel& source,
                              const comm::Control& control, const ModelState& state) {
   if (!source.codes() || !setup::frozen_codes(deck.model.frozen)) return;
-  for (const auto& [name, share] : code_losses(control, state)) {
-    if (!(share > 0)) continue;
-    control.together([&, of = name, lost = share] {
-      throw DeckError(fmt::format(
-          "frozen.block: on this layout blocks of {} are of other elements than in {}: {} would be "
-          "rounded once more, and lose {:.2g} of its root mean square. Use fewer tensor ranks or "
-          "zero.tiles, so that each has whole blocks of every row, or give the directory that it "
-          "was made of",
-          deck.model.frozen.block, printable(*deck.model.init_from), of, lost));
-    });
-  }
+  const auto loss = first_loss(control, state);
+  if (!loss) return;
+  control.together([&] {
+    throw DeckError(fmt::format(
+        "frozen.block: on this layout blocks of {} are of other elements than in {}: {} would be "
+        "rounded once more, and lose {:.2g} of its root mean square. Use fewer tensor ranks or "
+        "zero.tiles, so that each has whole blocks of every row, or give the directory that it "
+        "was made of",
+        deck.model.frozen.block, printable(*deck.model.init_from), loss->first, loss->second));
+  });
 }
 
 void check_same_codes(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from,
                       const comm::Control& control, const ModelState& state) {
   const deck::FrozenSection &now = loaded.deck.model.frozen, &then = from.deck.model.frozen;
   if (from.header.step == 0 || now.type != then.type || now.block != then.block) return;
-  for (const auto& [name, share] : code_losses(control, state)) {
-    if (!(share > 0)) continue;
-    control.together([&, of = name, lost = share] {
-      throw DeckError(fmt::format(
-          "{}: {} was made on another layout, where blocks of {} were of other elements: {} would "
-          "be rounded once more, and lose {:.2g} of its root mean square. Use the layout that it "
-          "was made on (parallel.tensor = {}, parallel.experts = {}, zero.tiles = {}); to "
-          "evaluate, "
-          "frozen.type = \"none\" has the same numbers on any",
-          loaded.where("frozen.block"), printable(from.path.string()), now.block, of, lost,
-          from.deck.parallel.tensor, from.deck.parallel.experts, from.deck.zero.tiles));
-    });
-  }
+  const auto loss = first_loss(control, state);
+  if (!loss) return;
+  control.together([&] {
+    throw DeckError(fmt::format(
+        "{}: {} was made on another layout, where blocks of {} were of other elements: {} would "
+        "be rounded once more, and lose {:.2g} of its root mean square. Use the layout that it "
+        "was made on (parallel.tensor = {}, parallel.experts = {}, zero.tiles = {}); to evaluate, "
+        "frozen.type = \"none\" has the same numbers on any",
+        loaded.where("frozen.block"), printable(from.path.string()), now.block, loss->first,
+        loss->second, from.deck.parallel.tensor, from.deck.parallel.experts, from.deck.zero.tiles));
+  });
 }
 
 std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::Control& control,

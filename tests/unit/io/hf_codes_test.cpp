@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "io/hugging_face.hpp"
+#include "support/hf_data.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace tessera {
@@ -16,13 +17,10 @@ namespace {
 
 using kernels::BlockFormat, kernels::BlockType;
 using nlohmann::json;
+using test::data_path;
 using test::message_of;
 using test::TemporaryDirectory;
 namespace fs = std::filesystem;
-
-fs::path data_path(std::string_view name) {
-  return fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf" / name;
-}
 
 std::vector<float> values_of(const io::HfModel& model, std::string_view parameter,
                              std::int64_t begin, std::int64_t elements) {
@@ -63,9 +61,7 @@ struct Coded {
         });
   }
   void edit(const char* file, const std::function<void(json&)>& change) const {
-    json content = json::parse(test::read_file(path / file));
-    change(content);
-    test::write_file(path / file, content.dump());
+    test::edit_json(path / file, change);
   }
 
   TemporaryDirectory directory;

@@ -10,19 +10,17 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "support/hf_data.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace tessera {
 namespace {
 
 using nlohmann::json;
+using test::data_path;
 using test::message_of;
 using test::TemporaryDirectory;
 namespace fs = std::filesystem;
-
-fs::path data_path(std::string_view name) {
-  return fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf" / name;
-}
 
 std::vector<std::uint32_t> bits(std::span<const float> values) {
   std::vector<std::uint32_t> all;
@@ -46,9 +44,7 @@ io::ParameterSource source_of(const io::HfModel& model) {
 struct Copy {
   explicit Copy(std::string_view name) : path(directory / name) { fs::copy(data_path(name), path); }
   void edit(const char* file, const std::function<void(json&)>& change) const {
-    json content = json::parse(test::read_file(path / file));
-    change(content);
-    test::write_file(path / file, content.dump());
+    test::edit_json(path / file, change);
   }
   TemporaryDirectory directory;
   fs::path path;

@@ -9,16 +9,13 @@
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
 #include "support/eager_model.hpp"
+#include "support/hf_data.hpp"
 #include "train/generation/generator.hpp"
 
 namespace tessera::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path data_path(std::string_view name) {
-  return fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf" / name;
-}
 
 /// What tests/data/make_hf.py has left of a model.
 struct Reference {
