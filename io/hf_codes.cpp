@@ -17,6 +17,7 @@ constexpr std::int64_t kAlignment = 4;
 
 }  // namespace
 
+std::string codes_of(std::string_view tensor) { return fmt::format("{}.codes", tensor); }
 std::string scales_of(std::string_view tensor) { return fmt::format("{}.scales", tensor); }
 
 BlockFormat read_codes_config(const JsonCursor& config) {

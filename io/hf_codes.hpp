@@ -1,8 +1,9 @@
 // Matrices that a Hugging Face directory has as codes (`tessera quantize`). In place of a tensor
 // NAME there are
-//   NAME         u8 (rows, bytes): the codes of a row, as a slot of kernels::BlockFormat has them,
+//   NAME.codes   u8 (rows, bytes): the codes of a row, as a slot of kernels::BlockFormat has them,
 //                and zeros up to a multiple of 4 bytes
 //   NAME.scales  f32 (rows, blocks)
+// so that a reader that does not know of codes finds a tensor missing, and takes none for weights.
 // and config.json says of all of them
 //   "quantization_config": {"quant_method": "tessera", "type": "int4", "block": 64}
 // A row is what makes one output, also where Hugging Face has matrices as their transposes (GPT-2).
@@ -23,7 +24,8 @@ namespace tessera::io {
 /// Bounds of elements that have a scale in common; decks have the same for frozen.block.
 inline constexpr std::int64_t kSmallestBlock = 16, kLargestBlock = 1 << 16;
 
-/// The name of the tensor with the scales of one.
+/// The names of the tensors with the codes and the scales of one.
+std::string codes_of(std::string_view tensor);
 std::string scales_of(std::string_view tensor);
 
 /// What config.json says. DataError for codes that are not of `tessera quantize`.

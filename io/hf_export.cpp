@@ -36,7 +36,7 @@ struct Stored {
 Stored as_codes(std::span<const HfTensor> parts, const kernels::BlockFormat& format) {
   const HfTensor& first = parts[0];
   const RowCodes row(format, first.cols());
-  return {{first.tensor, {first.stored_rows, row.bytes()}, DType::u8},
+  return {{codes_of(first.tensor), {first.stored_rows, row.bytes()}, DType::u8},
           parts,
           {{scales_of(first.tensor), {first.stored_rows, row.blocks()}, DType::f32}}};
 }

@@ -1,6 +1,7 @@
 // Reading a Hugging Face directory.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <set>
@@ -111,8 +112,7 @@ class HfModel::Matching {
     for (const HfTensor& tensor : model_.parameters_) {
       const bool of_head = !tensor.tensor.starts_with(hf_prefix(model_.architecture()));
       tensors_of_head_ += of_head ? 1 : 0;
-      const bool may_be_codes = model_.config_.codes && tensor.shape.size() == 2;
-      if (auto source = take(tensor, may_be_codes)) {
+      if (auto source = take(tensor)) {
         take_added(*source);
         model_.sources_.emplace(tensor.parameter, *source);
       } else {
@@ -121,7 +121,7 @@ class HfModel::Matching {
       }
     }
     for (const HfTensor& tensor : hf_copies(model_.architecture())) {
-      if (const auto copy = take(tensor, false)) model_.copies_.emplace(tensor.parameter, *copy);
+      if (const auto copy = take(tensor)) model_.copies_.emplace(tensor.parameter, *copy);
     }
   }
 
@@ -178,9 +178,17 @@ class HfModel::Matching {
       std::erase_if(model_.parameters_, of_pooler);
   }
 
+  /// Embeddings and heads may not.
+  bool may_be_codes(const HfTensor& tensor) const {
+    return model_.config_.codes && tensor.shape.size() == 2 &&
+           tensor.parameter.starts_with("block.");
+  }
+
   void add_known(const HfTensor& tensor) {
     known_.insert(tensor.tensor);
-    if (model_.config_.codes) known_.insert(scales_of(tensor.tensor));
+    if (!may_be_codes(tensor)) return;
+    known_.insert(codes_of(tensor.tensor));
+    known_.insert(scales_of(tensor.tensor));
   }
 
   bool of_other_head(std::string_view name) const {
@@ -204,21 +212,32 @@ class HfModel::Matching {
       problems_.push_back(fmt::format("{} is there twice", name));
   }
 
-  std::optional<Source> take(const HfTensor& tensor, bool may_be_codes) {
-    const auto stored = found_.find(tensor.tensor);
-    if (stored == found_.end()) return std::nullopt;
-    stored->second.used = true;
-    const SafetensorsEntry& entry = *stored->second.entry;
-    Source source{.tensor = tensor, .shard = stored->second.shard, .entry = &entry};
-    if (may_be_codes && entry.type == DType::u8) {
-      take_codes(source);
-    } else if (auto problem = misfit(entry, tensor); !problem.empty()) {
-      problems_.push_back(std::move(problem));
+  /// What is wrong with a tensor that several parameters share is told once.
+  std::optional<Source> take(const HfTensor& tensor) {
+    if (const auto stored = found_.find(tensor.tensor); stored != found_.end()) {
+      const bool again = std::exchange(stored->second.used, true);
+      const SafetensorsEntry& entry = *stored->second.entry;
+      if (auto problem = misfit(entry, tensor); !again && !problem.empty())
+        problems_.push_back(std::move(problem));
+      return Source{.tensor = tensor, .shard = stored->second.shard, .entry = &entry};
+    }
+    const auto codes = may_be_codes(tensor) ? found_.find(codes_of(tensor.tensor)) : found_.end();
+    if (codes == found_.end()) return std::nullopt;
+    const auto scales = found_.find(scales_of(tensor.tensor));
+    Source source{.tensor = tensor, .shard = codes->second.shard, .entry = codes->second.entry};
+    if (scales != found_.end())
+      source.scales_shard = scales->second.shard, source.scales = scales->second.entry;
+    if (std::exchange(codes->second.used, true)) return source;
+    if (scales == found_.end()) {
+      add_missing(scales_of(tensor.tensor));
+    } else {
+      scales->second.used = true;
+      check_codes(source);
     }
     return source;
   }
 
-  void take_codes(Source& source) {
+  void check_codes(const Source& source) {
     const HfTensor& tensor = source.tensor;
     const RowCodes row(*model_.config_.codes, tensor.cols());
     const auto check = [&](std::string_view name, const SafetensorsEntry& entry, DType type,
@@ -230,13 +249,8 @@ class HfModel::Matching {
                                       to_string(*model_.config_.codes), to_string(type),
                                       shape_text(shape)));
     };
-    check(tensor.tensor, *source.entry, DType::u8, row.bytes());
-    const std::string name = scales_of(tensor.tensor);
-    const auto stored = found_.find(name);
-    if (stored == found_.end()) return add_missing(name);
-    stored->second.used = true;
-    source.scales_shard = stored->second.shard, source.scales = stored->second.entry;
-    check(name, *source.scales, DType::f32, row.blocks());
+    check(codes_of(tensor.tensor), *source.entry, DType::u8, row.bytes());
+    check(scales_of(tensor.tensor), *source.scales, DType::f32, row.blocks());
   }
 
   void take_added(Source& source) {
@@ -311,9 +325,16 @@ const HfModel::Source& HfModel::source_of(std::string_view parameter) const {
   return found->second;
 }
 
+std::string HfModel::place_of_scale(const Source& source, std::int64_t row,
+                                    std::int64_t block) const {
+  return fmt::format("{}: {}[{}, {}]", shards_[source.scales_shard].path().string(),
+                     scales_of(source.tensor.tensor), row, block);
+}
+
 std::string HfModel::place(const Source& source, std::int64_t element) const {
   const HfTensor& t = source.tensor;
   const std::int64_t row = t.stored_row(element / t.cols()), col = element % t.cols();
+  if (source.scales != nullptr) return place_of_scale(source, row, col / config_.codes->block);
   const auto stored = t.stored_shape();
   const std::int64_t there = t.transposed ? col * stored[1] + row : row * t.cols() + col;
   return fmt::format("{}: {}{}", shards_[source.shard].path().string(), t.tensor,
@@ -408,6 +429,14 @@ void HfModel::read_codes(const Source& source, std::int64_t begin, std::span<flo
         out.first(std::min(out.size(), static_cast<std::size_t>(row.columns() - column)));
     shards_[source.shard].read_bytes(*source.entry, stored * row.bytes(), codes);
     shards_[source.scales_shard].read_bytes(*source.scales, stored * row.scale_bytes(), scales);
+    for (std::int64_t block = 0; block < row.blocks(); ++block) {
+      float scale = 0;
+      std::memcpy(&scale, scales.data() + block * std::ssize(scales) / row.blocks(), sizeof(scale));
+      if (scale >= 0 || !std::isfinite(scale))
+        continue;  // others are the weights' own, and found as such
+      throw DataError(fmt::format("{} = {}: a scale is 0 or more: the file is damaged",
+                                  place_of_scale(source, stored, block), scale));
+    }
     row.decode(codes, scales, column, piece);
     begin += std::ssize(piece);
     out = out.subspan(piece.size());

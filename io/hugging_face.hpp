@@ -43,6 +43,11 @@ class HfModel {
   std::span<const HfKey> keys() const { return config_.keys; }
   /// What its matrices are kept as, where they are codes.
   const std::optional<kernels::BlockFormat>& codes() const { return config_.codes; }
+  /// Whether this parameter is.
+  bool is_codes(std::string_view parameter) const {
+    const auto found = sources_.find(parameter);
+    return found != sources_.end() && found->second.scales != nullptr;
+  }
   /// The names of its classes, where it has some and says them.
   std::span<const std::string> classes() const { return config_.classes; }
   /// Every parameter with its shape, in the order of the model.
@@ -89,6 +94,7 @@ class HfModel {
   void match(const std::filesystem::path& directory, const std::optional<HfFreshHead>& fresh);
   const Source& source_of(std::string_view parameter) const;
   std::string place(const Source& source, std::int64_t element) const;
+  std::string place_of_scale(const Source& source, std::int64_t row, std::int64_t block) const;
   void check_copy(const Source& copy, std::int64_t begin, std::span<const float> parameter) const;
   void add_row(const Source& source, std::int64_t begin, std::span<float> out) const;
   void read_straight(const Source& source, std::int64_t begin, std::span<float> out) const;

@@ -81,7 +81,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
             .labels = data::labels_of_directory(*model),
             .left_out = model->left_out(path.string()),
             .is_hugging_face = true,
-            .codes = model->codes()};
+            .codes = model->codes(),
+            .stored_type = model->stored_dtype()};
   }
   const auto found = find_checkpoint(path);
   if (!found && !fs::exists(path)) {
@@ -117,7 +118,8 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
           .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
           .left_out = {},
           .is_hugging_face = false,
-          .codes = {}};
+          .codes = {},
+          .stored_type = DType::f32};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {

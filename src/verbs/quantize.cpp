@@ -18,24 +18,26 @@ namespace {
 struct QuantizeOptions {
   std::filesystem::path from, to;
   kernels::BlockFormat format{.type = kernels::BlockType::nf4, .block = 64};
-  DType type = DType::bf16;
-  bool finite = true;  // the weights must be
+  std::optional<DType> type;  // absent: the model's own
+  bool finite = true;         // the weights must be
   std::string weights;
 };
 
-/// A directory whose codes would be rounded again; adapters beside codes, which have no format.
-void refuse(const ModelSource& source) {
+/// What holds the values of codes, which would be rounded again; adapters beside codes, which have
+/// no format.
+void refuse(const ModelSource& source, const kernels::BlockFormat& format) {
   if (source.model.adapter.kind != deck::AdapterKind::none) {
     throw DeckError(fmt::format(
         "{} has adapters: tessera export --merged adds them to the matrices, which can be "
         "quantised then",
         printable(source.name)));
   }
-  if (!source.codes) return;
+  const auto codes = source.codes ? source.codes : setup::frozen_codes(source.model.frozen);
+  if (!codes || (!source.codes && codes == format)) return;
   throw DeckError(fmt::format(
-      "{} has its matrices as {} already, which would be rounded once more: give the directory "
-      "that it was made of",
-      printable(source.name), io::to_string(*source.codes)));
+      "{} has its matrices as {} already, which would be rounded once more: give the model that it "
+      "was made of",
+      printable(source.name), io::to_string(*codes)));
 }
 
 /// By name, how many columns those have that become codes.
@@ -68,16 +70,16 @@ void check_block(const Matrices& matrices, std::int64_t block) {
 ExitCode run(const QuantizeOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone writes a model directory",
                       "start it once, as in srun --ntasks=1");
-  const ModelSource source =
-      open_model(o.from, o.finite ? std::optional(o.type) : std::nullopt, o.weights);
-  refuse(source);
+  const ModelSource source = open_model(
+      o.from, o.finite ? std::optional(o.type.value_or(DType::f32)) : std::nullopt, o.weights);
+  refuse(source, o.format);
   if (!source.left_out.empty()) fmt::print("{}\n", source.left_out);
   const auto units = model::model_units(setup::model_config(source.model, source.task));
   const auto matrices = matrices_of(units);
   check_block(matrices, o.format.block);
   std::vector<std::pair<std::string, double>> losses;
   write_model_directory(
-      o.to, source, o.type, "quantize",
+      o.to, source, o.type.value_or(source.stored_type), "quantize",
       io::HfCodes{.format = o.format,
                   .has = [&](std::string_view name) { return matrices.contains(name); },
                   .tell =
@@ -115,7 +117,8 @@ Verb quantize(CLI::App& app) {
   verb->add_option("--block", o->format.block, "weights that share a scale")
       ->capture_default_str()
       ->check(CLI::Range(io::kSmallestBlock, io::kLargestBlock));
-  add_type(*verb, o->type, "element type of what is no code");
+  add_type(
+      *verb, [o](DType type) { o->type = type; }, "MODEL's own", "element type of what is no code");
   add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_ema(*verb, o->weights);
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};

@@ -36,14 +36,20 @@ void add_ema(CLI::App& app, std::string& weights) {
       "take the averaged weights of a run with optimizer.ema");
 }
 
-void add_type(CLI::App& app, DType& type, const std::string& what) {
+void add_type(CLI::App& app, const std::function<void(DType)>& take,
+              const std::string& unless_given, const std::string& what) {
   std::map<std::string, DType> types;
   for (const DType each : {DType::f32, DType::bf16, DType::f16})
     types.emplace(to_string(each), each);
   app.add_option_function<std::string>(
-         "--type", [&type, types](const std::string& word) { type = types.at(word); }, what)
-      ->default_str(std::string(to_string(type)))
+         "--type", [take, types](const std::string& word) { take(types.at(word)); }, what)
+      ->default_str(unless_given)
       ->check(CLI::IsMember(std::vector<std::string>{"f32", "bf16", "f16"}));
+}
+
+void add_type(CLI::App& app, DType& type, const std::string& what) {
+  add_type(
+      app, [&type](DType given) { type = given; }, std::string(to_string(type)), what);
 }
 
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {

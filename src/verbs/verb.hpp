@@ -85,7 +85,10 @@ std::string separator_of(const std::string& written);
 void check_document_rules(std::span<const std::filesystem::path> inputs,
                           const io::DocumentRules& rules);
 
-/// --type, f32, bf16 or f16, which `type` is where it is not given.
+/// --type, f32, bf16 or f16, for `take`; help says what it is unless it is given.
+void add_type(CLI::App& app, const std::function<void(DType)>& take,
+              const std::string& unless_given, const std::string& what);
+/// Likewise, of one that has its default.
 void add_type(CLI::App& app, DType& type, const std::string& what);
 
 /// Finds a template's tokens; `name` is what --chat has called it. DeckError for a --field that it

@@ -28,7 +28,10 @@ class Layer(torch.nn.Module):
         rate = self.rate if self.training else 0.0
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2)
                    for t in self.qkv(x).chunk(3, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=rate)
+        # Written out: with dropout, F.scaled_dot_product_attention does the same on a CPU, uncompiled.
+        scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        mixed = F.dropout(weights, rate) @ v
         mixed = self.out(mixed.transpose(1, 2).reshape(x.shape))
         x = self.after_attention(x + F.dropout(mixed, rate))
         return self.after(x + F.dropout(self.down(F.relu(self.up(x))), rate))

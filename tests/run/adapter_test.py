@@ -174,8 +174,7 @@ class Codes(AdapterTest):
         for model, type in (("gpt2", "nf4"), ("some", "int8")):
             with self.subTest(model=model):
                 base, coded = self.base(model), self.dir / f"{model}_codes"
-                said = self.ran_well("quantize", base, "--to", coded, "--codes", type, "--block", 16,
-                                     "--type", "f32")
+                said = self.ran_well("quantize", base, "--to", coded, "--codes", type, "--block", 16)
                 codes = {"frozen__type": type, "frozen__block": 16}
                 deck = self.from_directory(f"{model}_run", model, base, **codes)
                 job = self.run_job(1, "train", deck)
@@ -193,6 +192,13 @@ class Codes(AdapterTest):
                         self.assertEqual(got, want)
                     else:
                         self.assert_close(got, want, 2e-5, name)
+                deck = self.deck_of(f"{model}_part", model, **OF_DIRECTORY, **codes,
+                                    model__init_from=str(coded), frozen__layers=["block.0"],
+                                    **{f"adapter__{key}": None for key in ("rank", "alpha", "targets")},
+                                    adapter__kind="none")
+                job = self.run_job(1, "train", deck)
+                self.assertEqual(job.code, 0, job.output)
+                self.assertRegex(job.output, r"note: .* has block\.1\.[^\n]*; this run keeps them whole")
                 self.assertIn(f"matrices   {type} in blocks of 16\n", self.ran_well("inspect", coded))
                 self.assertLess((coded / "model.safetensors").stat().st_size,
                                 (base / "model.safetensors").stat().st_size)
@@ -214,6 +220,8 @@ class Codes(AdapterTest):
                 self.assertEqual(job.code, 2, job.output)
                 self.assertIn(text, " ".join(job.output.split()))
         self.train(1, self.deck_of("adapted", "gpt2", run__steps=1))
+        self.assertIn("has its matrices as int4 in blocks of 32, whose values are taken",
+                      self.ran_well("import", coded, "--to", self.dir / "imported"))
         for source, block, text in ((coded, 32, "has its matrices as int4 in blocks of 32 already"),
                                     (self.dir / "adapted", 32, "export --merged"),
                                     (self.dir / "gpt2_base", 64, "legal here: 16, 32"),

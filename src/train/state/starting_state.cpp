@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <set>
 #include <thread>
 
 #include "core/bytes.hpp"
@@ -335,6 +336,27 @@ static std::optional<std::pair<std::string, double>> first_loss(const comm::Cont
   return lossy == losses.end() ? std::nullopt : std::optional(*lossy);
 }
 
+/// Of what the directory has as codes, what this run keeps whole: it trains it, or tensor ranks
+/// share it.
+static std::optional<std::string> whole_note(const deck::Deck& deck, const io::HfModel& source,
+                                             const ModelState& state) {
+  if (!source.codes() || !setup::frozen_codes(deck.model.frozen)) return std::nullopt;
+  std::set<std::string_view> codes;
+  for (const auto& error : state.code_errors()) codes.insert(error.parameter);
+  std::vector<std::string_view> whole;
+  for (const auto& p : source.parameters()) {
+    if (source.is_codes(p.parameter) && !codes.contains(p.parameter)) whole.push_back(p.parameter);
+  }
+  if (whole.empty()) return std::nullopt;
+  const std::size_t shown = std::min<std::size_t>(whole.size(), 6);
+  return fmt::format(
+      "note: {} has {}{} as {} too; this run keeps them whole, and they begin with the values of "
+      "their codes",
+      printable(*deck.model.init_from), fmt::join(std::span(whole).first(shown), ", "),
+      whole.size() > shown ? fmt::format(" and {} more", whole.size() - shown) : "",
+      io::to_string(*source.codes()));
+}
+
 /// Where blocks are of other elements than in a directory of the same codes, on this layout.
 static void check_same_codes(const deck::Deck& deck, const io::HfModel& source,
                              const comm::Control& control, const ModelState& state) {
@@ -398,6 +420,9 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     }
   });
   if (source) check_same_codes(deck, *source, control, state);
+  if (source) {
+    if (auto note = whole_note(deck, *source, state)) notes.push_back(std::move(*note));
+  }
   if (auto note = code_errors_note(deck.model.frozen, control, state))
     notes.push_back(std::move(*note));
   return notes;

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -69,6 +71,39 @@ struct Coded {
   fs::path path;
   std::map<std::string, Squares> squares;
 };
+
+/// Rows of several blocks, of which the last is a part, from any column on.
+TEST(RowCodes, HaveAScaleForEachBlock) {
+  constexpr std::int64_t kColumns = 90, kBlock = 20;
+  for (const BlockType type : {BlockType::int8, BlockType::int4, BlockType::nf4}) {
+    SCOPED_TRACE(enum_word(type));
+    const io::RowCodes row({.type = type, .block = kBlock}, kColumns);
+    EXPECT_EQ(row.blocks(), 5);
+    EXPECT_EQ(row.bytes(), type == BlockType::int8 ? 92 : 48);
+    std::vector<float> values(kColumns);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float size = std::exp2(static_cast<float>(i / kBlock) * 4);  // blocks differ by 16
+      values[i] = size * std::sin(static_cast<float>(i + 1));
+    }
+    std::vector<std::byte> codes(static_cast<std::size_t>(row.bytes()));
+    std::vector<std::byte> scales(static_cast<std::size_t>(row.scale_bytes()));
+    row.encode(values, codes, scales);
+    std::vector<float> all(kColumns);
+    row.decode(codes, scales, 0, all);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      // The widest step between neighbours is that of nf4's lowest two, 0.304 of a block's largest.
+      const float largest = std::exp2(static_cast<float>(i / kBlock) * 4);
+      EXPECT_NEAR(all[i], values[i], largest * (type == BlockType::int8 ? 0.004 : 0.153)) << i;
+    }
+    for (std::int64_t first = 0; first <= kColumns; ++first) {
+      for (const std::int64_t count : {std::int64_t{1}, std::int64_t{21}, kColumns}) {
+        std::vector<float> some(static_cast<std::size_t>(std::min(count, kColumns - first)));
+        row.decode(codes, scales, first, some);
+        EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin() + first)) << first;
+      }
+    }
+  }
+}
 
 class HfCodes : public ::testing::TestWithParam<const char*> {};
 
@@ -156,13 +191,46 @@ TEST(HfCodes, RefuseWhatDoesNotFit) {
              "$.quantization_config.block: "},
         Case{{{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}},
              "allowed: null, or what tessera quantize writes"},
-        Case{nullptr, ".weight has the shape ("}}) {
+        Case{nullptr, ".weight.codes is not a tensor of the family"}}) {
     SCOPED_TRACE(value.dump());
     const Coded coded("llama", format);
     coded.edit("config.json", [&](json& config) { config["quantization_config"] = value; });
     const std::string text = message(coded);
     EXPECT_NE(text.find(says), std::string::npos) << text;
   }
+}
+
+/// What three parameters share is told once.
+TEST(HfCodes, AreFusedAndDoNotFit) {
+  const Coded coded("gpt2", {.type = BlockType::int4, .block = 16});
+  coded.edit("config.json", [](json& config) { config["quantization_config"]["type"] = "int8"; });
+  const std::string text = message_of<DataError>([&] { io::HfModel::open(coded.path); });
+  const std::string_view of = "h.0.attn.c_attn.weight.codes is U8";
+  const std::size_t first = text.find(of);
+  ASSERT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find(of, first + 1), std::string::npos) << text;
+}
+
+/// A place is where what is wrong can be: a scale, which no sign fits.
+TEST(HfCodes, NameAScaleThatCannotBe) {
+  const Coded coded("gpt2", {.type = BlockType::int8, .block = 16});
+  const fs::path path = coded.path / "model.safetensors";
+  const std::string name = "transformer.h.1.mlp.c_proj.weight.scales";
+  constexpr std::string_view kDown = "block.1.mlp.down.weight";
+  {
+    const io::SafetensorsFile file(path);
+    const auto entry = file.tensors().find(name);
+    ASSERT_NE(entry, file.tensors().end());
+    ASSERT_EQ(entry->second.shape[1], 1);  // its rows have 12 columns
+    std::fstream raw(path, std::ios::in | std::ios::out | std::ios::binary);
+    const float negative = -1;
+    raw.seekp(entry->second.offset + 2 * std::int64_t{sizeof(negative)});
+    raw.write(reinterpret_cast<const char*>(&negative), sizeof(negative));
+  }
+  const auto model = io::HfModel::open(coded.path);
+  const std::string text = message_of<DataError>([&] { values_of(model, kDown, 29, 1); });
+  EXPECT_NE(text.find(name + "[2, 0] = -1: a scale is 0 or more"), std::string::npos) << text;
+  EXPECT_NE(model.place(kDown, 29).find(name + "[2, 0]"), std::string::npos);
 }
 
 /// Nor may an output matrix that must be the embedding be codes, of which it would differ.
