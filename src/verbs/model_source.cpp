@@ -117,9 +117,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
           .tokenizer = data::tokenizer_of_checkpoint(found->path),
           .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
           .left_out = {},
-          .is_hugging_face = false,
-          .codes = {},
-          .stored_type = DType::f32};
+          .is_hugging_face = false};
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {

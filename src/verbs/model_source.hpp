@@ -27,7 +27,7 @@ struct ModelSource {
   std::optional<io::LabelNames> labels;            // and the names of its classes
   std::string left_out;                            // what of it was not read, for people
   bool is_hugging_face = false;                    // directory; else a checkpoint
-  std::optional<kernels::BlockFormat> codes;       // that the directory has its matrices as
+  std::optional<kernels::BlockFormat> codes = {};  // that the directory has its matrices as
   DType stored_type = DType::f32;                  // of its other parameters
 };
 

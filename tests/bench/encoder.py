@@ -52,7 +52,7 @@ class Classifier(torch.nn.Module):
 
     def forward(self, tokens, is_text):
         rate = self.rate if self.training else 0.0
-        x = F.dropout(self.tokens(tokens) + self.positions, rate)
+        x = F.dropout(self.tokens(tokens) + self.positions[: tokens.shape[1]], rate)
         for layer in self.layers:
             x = layer(x, is_text[:, None, None, :])
         mean = (x * is_text[..., None]).sum(1) / is_text.sum(1, keepdim=True)
@@ -78,8 +78,10 @@ class Texts:
         self.labels = torch.from_numpy(np.fromfile(f"{prefix}.labels.bin", np.int32).astype(np.int64))
 
     def batches(self, size, order):
+        """As many columns as the longest text of a batch has."""
         for rows in order.split(size):
-            yield self.tokens[rows], self.is_text[rows], self.labels[rows]
+            length = self.is_text[rows].sum(1).max()
+            yield self.tokens[rows, :length], self.is_text[rows, :length], self.labels[rows]
 
 
 def main(s, out):
@@ -87,7 +89,7 @@ def main(s, out):
     torch.manual_seed(s["seed"])
     train, test = (Texts(s[which], s["context"]) for which in ("train", "test"))
     model = Classifier(s)
-    fast = torch.compile(model)
+    fast = torch.compile(model, dynamic=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=s["lr"], betas=(0.9, 0.999), fused=True)
     cast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=s["compute"] == "bf16")
     step = 0
@@ -96,15 +98,14 @@ def main(s, out):
             for group in optimizer.param_groups:
                 group["lr"] = s["lr"] * s["gamma"] ** epoch
             model.train()
-            for tokens, is_text, labels in train.batches(s["global"], torch.randperm(len(train.tokens))):
-                if step == s["steps"] or len(labels) < s["global"]:
+            for rows in torch.randperm(len(train.tokens)).split(s["global"]):
+                if step == s["steps"] or len(rows) < s["global"]:
                     break
                 begin, loss = time.monotonic(), 0.0
-                parts = [t.split(s["micro"]) for t in (tokens, is_text, labels)]
-                for part in zip(*parts):
+                for tokens, is_text, labels in train.batches(s["micro"], rows):
                     with cast():
-                        z = fast(*part[:2])
-                    error = F.cross_entropy(z, part[2]) * len(z) / s["global"]
+                        z = fast(tokens, is_text)
+                    error = F.cross_entropy(z, labels) * len(z) / s["global"]
                     error.backward()
                     loss += error.item()
                 optimizer.step()

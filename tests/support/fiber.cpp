@@ -8,9 +8,7 @@ namespace tessera::test {
 namespace {
 
 /// To the place where __builtin_setjmp(at) was called, which must be in another function.
-__attribute__((noinline, no_sanitize("address"))) void go_on(void** at) {
-  __builtin_longjmp(at, 1);
-}
+TESSERA_SWITCHES_STACKS void go_on(void** at) { __builtin_longjmp(at, 1); }
 
 }  // namespace
 
@@ -26,15 +24,14 @@ void Fiber::prepare(void (*enter)(void*), void* argument, std::byte* stack, std:
               static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
 }
 
-__attribute__((no_sanitize("thread"))) void Fiber::begin(unsigned high, unsigned low) {
+TESSERA_SWITCHES_STACKS void Fiber::begin(unsigned high, unsigned low) {
   auto* self = reinterpret_cast<Fiber*>(std::uintptr_t{high} << 32 | low);
   self->sanitized_.enter();
   self->enter_(self->argument_);
   std::abort();
 }
 
-// Not instrumented: before what does not return, code would unpoison its whole stack.
-__attribute__((noinline, no_sanitize("address"))) void Fiber::switch_to(Fiber& to) {
+TESSERA_SWITCHES_STACKS void Fiber::switch_to(Fiber& to) {
   if (__builtin_setjmp(at_.data()) != 0) {
     sanitized_.enter();
     return;

@@ -11,10 +11,19 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
+// Of functions that switch stacks. AddressSanitizer would have them unpoison all of the stack
+// before what does not return, ThreadSanitizer notes where each begins on one stack and ends on
+// another.
+#if defined(__has_attribute) && __has_attribute(disable_sanitizer_instrumentation)
+#define TESSERA_SWITCHES_STACKS __attribute__((noinline, disable_sanitizer_instrumentation))
+#else
+#define TESSERA_SWITCHES_STACKS \
+  __attribute__((noinline, no_sanitize("address"), no_sanitize("thread")))
+#endif
+
 namespace tessera::test {
 
-/// The stack of a fiber, or of the thread that fibers are entered from. Functions that leave or
-/// enter one are not instrumented for threads: they would begin on one stack and end on another.
+/// The stack of a fiber, or of the thread that fibers are entered from.
 class SanitizedStack {
  public:
   SanitizedStack() = default;
@@ -69,8 +78,7 @@ inline void SanitizedStack::begin(std::byte*, std::size_t) {
 inline void SanitizedStack::end() {
   if (begun_) __tsan_destroy_fiber(fiber_);
 }
-__attribute__((no_sanitize("thread"), noinline)) inline void SanitizedStack::leave(
-    SanitizedStack& to) {
+TESSERA_SWITCHES_STACKS inline void SanitizedStack::leave(SanitizedStack& to) {
   if (!begun_) fiber_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(to.fiber_, 0);
 }
