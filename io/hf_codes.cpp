@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/terminal.hpp"
 #include "kernels/common/slots.hpp"
 
 namespace tessera::io {
@@ -42,6 +43,11 @@ nlohmann::json codes_config(const BlockFormat& format) {
 
 std::string to_string(const BlockFormat& format) {
   return fmt::format("{} in blocks of {}", enum_word(format.type), format.block);
+}
+
+std::string values_taken_note(std::string_view directory, const BlockFormat& format) {
+  return fmt::format("note: {} has its matrices as {}, whose values are taken",
+                     printable(directory), to_string(format));
 }
 
 RowCodes::RowCodes(const BlockFormat& format, std::int64_t columns)

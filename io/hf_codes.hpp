@@ -33,6 +33,8 @@ kernels::BlockFormat read_codes_config(const JsonCursor& config);
 nlohmann::json codes_config(const kernels::BlockFormat& format);
 /// "int4 in blocks of 64".
 std::string to_string(const kernels::BlockFormat& format);
+/// For who reads such a directory as a model whose matrices are none.
+std::string values_taken_note(std::string_view directory, const kernels::BlockFormat& format);
 
 /// A row of so many columns as codes and scales. Each row begins a block.
 class RowCodes {

@@ -2,7 +2,6 @@
 #include <CLI/CLI.hpp>
 
 #include "comm/launcher.hpp"
-#include "core/terminal.hpp"
 #include "io/hf_codes.hpp"
 #include "verbs/new_run.hpp"
 #include "verbs/verb.hpp"
@@ -26,10 +25,7 @@ ExitCode run(const ImportOptions& o) {
   const ModelSource source =
       open_model(o.from, o.finite ? std::optional(DType::f32) : std::nullopt);
   if (!source.left_out.empty()) fmt::print("{}\n", source.left_out);
-  if (source.codes) {
-    fmt::print("note: {} has its matrices as {}, whose values are taken\n", printable(source.name),
-               io::to_string(*source.codes));
-  }
+  if (source.codes) fmt::print("{}\n", io::values_taken_note(source.name, *source.codes));
   write_new_run(o.to, source, "import", in_full(o.from).string());
   return ExitCode::ok;
 }

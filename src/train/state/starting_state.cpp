@@ -247,10 +247,8 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
         "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
         printable(directory)));
   }
-  if (source.codes() && !setup::frozen_codes(deck.model.frozen)) {
-    notes.push_back(fmt::format("note: {} has its matrices as {}, whose values are taken",
-                                printable(directory), io::to_string(*source.codes())));
-  }
+  if (source.codes() && !setup::frozen_codes(deck.model.frozen))
+    notes.push_back(io::values_taken_note(directory, *source.codes()));
   for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
     if (unit.has_adapters()) continue;
     for (const auto& p : unit.params) {
@@ -419,8 +417,8 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
                                  "model.accept_non_finite = true");
     }
   });
-  if (source) check_same_codes(deck, *source, control, state);
   if (source) {
+    check_same_codes(deck, *source, control, state);
     if (auto note = whole_note(deck, *source, state)) notes.push_back(std::move(*note));
   }
   if (auto note = code_errors_note(deck.model.frozen, control, state))
