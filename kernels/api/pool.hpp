@@ -1,4 +1,4 @@
-// One vector for each sample: what a head reads that says one thing of all of it.
+// One vector for each of a sample's documents: what a head reads that says one thing of all of it.
 #pragma once
 
 #include "core/choices.hpp"
@@ -6,14 +6,15 @@
 
 namespace tessera::kernels {
 
-/// out[b] = the mean of x[b, t] over the tokens of the sample's first document, added in f32 and
-/// multiplied with 1 / their number; or the vector of its first or of its last token. A sum has
-/// sixteen parts, each of every sixteenth token in their order, which are folded by halves.
+/// out[b, k] = the mean of x[b, t] over the tokens of the sample's k-th document, added in f32 and
+/// multiplied with 1 / their number; or the vector of its first or of its last token; 0 where the
+/// sample has no more documents. A sum has sixteen parts, each of every sixteenth token in their
+/// order, which are folded by halves.
 struct Pool {
   static constexpr const char* kName = "pool";
   View x;          // (B, T, C)
   View documents;  // (B, T, 2), see check_documents; absent: a sample is one document
-  View out;        // (B, C)
+  View out;        // (B, K, C) or (B K, C), of the first K documents
   Pooling kind = Pooling::mean;
   View scratch;
 
@@ -24,11 +25,11 @@ struct Pool {
   }
 };
 
-/// Of samples x (B, T, C) and their vectors y (B, C).
+/// Of samples x (B, T, C) and their documents' vectors y (B K, C).
 inline void check_pool(const View& x, const View& y, const View& documents, Pooling kind) {
   check_floats({x});
   check_same_type({x, y});
-  TESSERA_CHECK(x.rank == 3 && y.rows() == x.extent(0) && y.cols() == x.cols(),
+  TESSERA_CHECK(x.rank == 3 && y.rows() % x.extent(0) == 0 && y.cols() == x.cols(),
                 "({}, {}) pooled of {} rows of {} columns", y.rows(), y.cols(), x.rows(), x.cols());
   TESSERA_CHECK(kind != Pooling::none, "pooling of nothing");
   check_documents(documents, x.extent(0), x.extent(1));
@@ -39,7 +40,7 @@ inline void check(const Pool& a) { check_pool(a.x, a.out, a.documents, a.kind); 
 /// d_x from the gradient of out: 0 for tokens that are not pooled.
 struct PoolBackward {
   static constexpr const char* kName = "pool_backward";
-  View d_out;      // (B, C)
+  View d_out;      // as Pool's out
   View documents;  // as in Pool
   View d_x;        // (B, T, C)
   Pooling kind = Pooling::mean;

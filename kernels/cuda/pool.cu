@@ -8,8 +8,12 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-const std::int32_t* table_of(const View& documents) {
-  return documents ? documents.as<std::int32_t>() : nullptr;
+PooledDocuments pooled_documents(const View& x, const View& out, const View& documents,
+                                 Pooling kind) {
+  return {.table = documents ? documents.as<std::int32_t>() : nullptr,
+          .tokens = x.extent(1),
+          .most = out.rows() / x.extent(0),
+          .kind = kind};
 }
 
 }  // namespace
@@ -20,11 +24,9 @@ void run(const Pool& a, const Context& context) {
     const std::int64_t columns = a.out.cols(), strips = ceil_div(columns, kPoolStrip);
     const PoolRows<T> rows{.x = rows_of<T>(a.x),
                            .out = rows_of<T>(a.out),
-                           .documents = table_of(a.documents),
-                           .tokens = a.x.extent(1),
+                           .documents = pooled_documents(a.x, a.out, a.documents, a.kind),
                            .columns = columns,
                            .strips = strips,
-                           .kind = a.kind,
                            .wide = wide<kPoolRun>({a.x, a.out})};
     launch(on(context, a.kName, a.out.rows() * strips, kPoolThreads), pool_kernel<T>, rows);
   });
@@ -36,9 +38,7 @@ void run(const PoolBackward& a, const Context& context) {
     using Run = PoolBackwardRun<T>;
     const Run body{.d_out = rows_of<T>(a.d_out),
                    .d_x = rows_of<T>(a.d_x),
-                   .documents = table_of(a.documents),
-                   .tokens = a.d_x.extent(1),
-                   .kind = a.kind,
+                   .documents = pooled_documents(a.d_x, a.d_out, a.documents, a.kind),
                    .wide = wide<Run::V>({a.d_out, a.d_x})};
     map<Run::V>(context, a.kName, body, a.d_x.rows(), a.d_x.cols());
   });

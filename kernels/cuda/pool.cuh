@@ -1,4 +1,4 @@
-// Pooling: a block has a strip of a sample's columns, and a warp of it every sixteenth token.
+// Pooling: a block has a strip of a document's columns, and a warp of it every sixteenth token.
 #pragma once
 
 #include "kernels/common/pool.hpp"
@@ -13,9 +13,8 @@ inline constexpr std::int64_t kPoolStrip = 32 * kPoolRun;
 template <typename T>
 struct PoolRows {
   Rows<T> x, out;
-  const std::int32_t* documents;
-  std::int64_t tokens, columns, strips;  // strips of a sample
-  Pooling kind;
+  PooledDocuments documents;
+  std::int64_t columns, strips;  // of a document
   bool wide;
 };
 
@@ -25,12 +24,12 @@ __global__ void __launch_bounds__(kPoolThreads, 2) pool_kernel(PoolRows<T> a) {
   __shared__ float parts[kPoolParts][kPoolStrip];
   const auto thread = static_cast<int>(threadIdx.x);
   const int part = thread / 32, first = thread % 32 * V;  // of the strip's columns
-  const std::int64_t b = quotient(blockIdx.x, a.strips);
-  const std::int64_t c = (blockIdx.x - b * a.strips) * kPoolStrip + first, left = a.columns - c;
+  const std::int64_t row = quotient(blockIdx.x, a.strips), b = quotient(row, a.documents.most);
+  const std::int64_t c = (blockIdx.x - row * a.strips) * kPoolStrip + first, left = a.columns - c;
   const int count = left < 0 ? 0 : left < V ? static_cast<int>(left) : V;
 
-  const Range pooled = pooled_tokens(a.kind, a.documents, b, a.tokens);
-  const T* token = a.x[b * a.tokens + pooled.begin + part] + c;
+  const Range pooled = a.documents.of_output(row);
+  const T* token = a.x[b * a.documents.tokens + pooled.begin + part] + c;
   const std::int64_t step = kPoolParts * a.x.ld;
   float sum[V] = {};
   for (std::int64_t n = pooled.count() - part; n > 0; n -= kAhead * kPoolParts) {
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2) pool_kernel(PoolRows<T> a) {
   for (int i = 0; i < V; ++i) parts[part][first + i] = sum[i];
   __syncthreads();
   if (part > 0) return;
-  const float share = pooled_share(pooled);
+  const float share = pooled_share(pooled.count());
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     float of_column[kPoolParts];
@@ -62,25 +61,22 @@ __global__ void __launch_bounds__(kPoolThreads, 2) pool_kernel(PoolRows<T> a) {
     fold_parts(of_column);
     sum[i] = of_column[0] * share;
   }
-  store(a.out[b] + c, count, a.wide, sum);
+  store(a.out[row] + c, count, a.wide, sum);
 }
 
 template <typename T>
 struct PoolBackwardRun {
   static constexpr int V = kRun<T>;
   Rows<T> d_out, d_x;
-  const std::int32_t* documents;
-  std::int64_t tokens;
-  Pooling kind;
+  PooledDocuments documents;
   bool wide;
 
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
-    const std::int64_t b = quotient(r, tokens), t = r - b * tokens;
-    const Range pooled = pooled_tokens(kind, documents, b, tokens);
-    const bool is_pooled = t >= pooled.begin && t < pooled.end;
-    const float share = pooled_share(pooled);
+    const std::int64_t b = quotient(r, documents.tokens);
+    const auto of = documents.of_token(b, r - b * documents.tokens);
+    const float share = pooled_share(of.tokens);
     float d[V] = {};
-    if (is_pooled) load(d_out[b] + c, count, wide, d);
+    if (of.row >= 0) load(d_out[of.row] + c, count, wide, d);
 #pragma unroll
     for (int i = 0; i < V; ++i) d[i] = d[i] * share;
     store(d_x[r] + c, count, wide, d);

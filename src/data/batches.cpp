@@ -32,7 +32,8 @@ BatchRules batch_rules(const deck::Deck& deck, const io::TokenCorpus& corpus) {
                    .masking = {},
                    .labels = {},
                    .references = {},
-                   .scored = deck.task.kind == deck::TaskKind::reward};
+                   .scored = deck.task.kind == deck::TaskKind::reward,
+                   .most_documents = deck.batch.documents.value_or(1)};
   if (deck.task.labels) rules.labels = std::make_shared<LabelledDocuments>(corpus, deck.task);
   if (deck::has_reference(deck.task.kind))
     rules.references = std::make_shared<References>(open_references(deck, corpus));
@@ -62,12 +63,13 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
       const std::int64_t sample = first + share.first_sample(k) + b;
       const std::size_t before = step.targets.size();
       step.samples.push_back(sample);
-      const Range tokens = tokens_of_(sample);
-      labels_ || scored_ ? read_document(tokens, length, step)
+      const Stretches all = tokens_of_(sample);
+      const Range tokens = all.empty() ? Range{} : all.front();
+      labels_ || scored_ ? read_documents(all, length, step)
                          : read_sequence(sample, tokens, length, step);
       step.counted.push_back(counted_of(std::span(step.targets).subspan(before)));
       step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
-      if (references_) step.reference.push_back(tokens.empty() ? 0 : references_->at(tokens.begin));
+      if (references_) step.reference.push_back(all.empty() ? 0 : references_->at(tokens.begin));
       if (paired_ && sample % 2 == 1) count_pair(step);
     }
   }
@@ -119,39 +121,47 @@ void Batches::read_sequence(std::int64_t sample, Range tokens, std::int64_t leng
   step.add_documents(ends, length);
 }
 
-/// Adds a sample as one document, and as targets its label or those of its tokens, or that it has a
-/// score. A sample without tokens is padding alone, and has no target that counts.
-void Batches::read_document(Range tokens, std::int64_t length, StepTokens& step) const {
-  TESSERA_CHECK(tokens.count() <= length, "a document of {} tokens in a sequence of {}",
-                tokens.count(), length);
-  LabelledDocuments::Document document;
-  if (!tokens.empty()) {
-    document = labels_ ? labels_->at(tokens.begin)
-                       : LabelledDocuments::Document{.end = tokens.end, .label = 0};
+/// Adds a sample as documents one behind another, and as targets their labels or those of their
+/// tokens, or that they have scores. What is left of it is padding, which has no target that
+/// counts.
+void Batches::read_documents(const Stretches& documents, std::int64_t length,
+                             StepTokens& step) const {
+  const std::size_t tokens = step.tokens.size(), targets = step.targets.size();
+  std::vector<std::int64_t> ends;
+  std::int64_t end = 0;
+  for (const Range document : documents) {
+    read_document(document, step);
+    ends.push_back(end += document.count());
   }
+  TESSERA_CHECK(end <= length, "documents of {} tokens in a sequence of {}", end, length);
+  const auto whole = static_cast<std::size_t>(length);
+  step.tokens.resize(tokens + whole);
+  step.targets.resize(
+      targets + (one_target_each() ? static_cast<std::size_t>(most_documents_) : whole), -1);
+  documents_.add_padding(ends, end, length);
+  step.add_documents(ends, length);
+}
+
+void Batches::read_document(Range tokens, StepTokens& step) const {
+  const auto document = labels_ ? labels_->at(tokens.begin)
+                                : LabelledDocuments::Document{.end = tokens.end, .label = 0};
   // One that is cut keeps what closes it.
   const std::int64_t closing =
       document.end > tokens.end ? std::min(document.closing, tokens.count()) : 0;
   const Range text{tokens.begin, tokens.end - closing}, end{document.end - closing, document.end};
-  const auto read = [&](std::vector<std::int32_t>& into, std::int32_t padding, const auto& source) {
+  const auto read = [&](std::vector<std::int32_t>& into, const auto& source) {
     const std::size_t first = into.size();
-    into.resize(first + static_cast<std::size_t>(length), padding);
+    into.resize(first + static_cast<std::size_t>(tokens.count()));
     const std::span row = std::span(into).subspan(first);
     source.read(text.begin, row.first(static_cast<std::size_t>(text.count())));
-    if (closing > 0)
-      source.read(end.begin, row.subspan(static_cast<std::size_t>(text.count()),
-                                         static_cast<std::size_t>(closing)));
+    if (closing > 0) source.read(end.begin, row.subspan(static_cast<std::size_t>(text.count())));
   };
-  read(step.tokens, 0, corpus_);
+  read(step.tokens, corpus_);
   if (one_target_each()) {
     step.targets.push_back(document.label);
   } else {
-    read(step.targets, -1, *labels_->words());
+    read(step.targets, *labels_->words());
   }
-  std::vector<std::int64_t> ends;
-  if (!tokens.empty()) ends.push_back(tokens.count());
-  documents_.add_padding(ends, tokens.count(), length);
-  step.add_documents(ends, length);
 }
 
 /// Chooses among the targets that count, and masks tokens.
@@ -221,8 +231,9 @@ void Batches::begin_blank(const BatchShare& share) {
   const std::int64_t sequences = share.micro_batches * share.micro;
   current_ = {.first = -1, .share = share};
   current_.tokens.resize(static_cast<std::size_t>(sequences * share.sequence));
-  current_.targets.assign(
-      one_target_each() ? static_cast<std::size_t>(sequences) : current_.tokens.size(), -1);
+  current_.targets.assign(one_target_each() ? static_cast<std::size_t>(sequences * most_documents_)
+                                            : current_.tokens.size(),
+                          -1);
   current_.samples.resize(static_cast<std::size_t>(sequences));
   current_.counted.resize(current_.samples.size());
   current_.tallies.resize(current_.samples.size());

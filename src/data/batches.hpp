@@ -67,13 +67,14 @@ struct MaskRule {
 struct BatchRules {
   DocumentRule documents;
   std::optional<MaskRule> masking;  // nothing: the target of a token is the next one
-  /// A sample is a document, whose label is its only target, or whose words' labels are those of
-  /// their first tokens.
+  /// A sample is a document, or several, each with a label that is its only target, or with words
+  /// whose labels are those of their first tokens.
   std::shared_ptr<const LabelledDocuments> labels;
   /// Where there are some, samples are pairs.
   std::shared_ptr<const References> references;
   /// Samples are pairs of documents, each with one target, that counts: its score.
   bool scored = false;
+  std::int64_t most_documents = 1;  // of a sample whose documents have one target each
 
   /// Whether samples 2 i and 2 i + 1 are a pair of answers, which has one loss: what is counted are
   /// pairs, each with its chosen sample.
@@ -89,7 +90,7 @@ struct StepTokens {
   std::int64_t first = -1;  // global sample of the step
   BatchShare share;
   std::vector<std::int32_t> tokens;     // per sample T
-  std::vector<std::int32_t> targets;    // likewise, or one; -1 where none counts
+  std::vector<std::int32_t> targets;    // likewise, or of documents; -1 where none counts
   std::vector<std::int32_t> documents;  // per sample (T, 2), where they are separate
   std::vector<std::int64_t> samples;    // per sample, its number
   std::vector<std::int64_t> counted;    // per sample, how many targets count
@@ -141,7 +142,8 @@ class Batches final : public StepSource {
         labels_(rules.labels),
         references_(rules.references),
         scored_(rules.scored),
-        paired_(rules.paired()) {}
+        paired_(rules.paired()),
+        most_documents_(rules.most_documents) {}
 
   /// Starts reading it.
   void prefetch(std::int64_t first, const BatchShare& share) override;
@@ -156,8 +158,9 @@ class Batches final : public StepSource {
   void count_pair(StepTokens& step) const;
   void read_sequence(std::int64_t sample, Range tokens, std::int64_t length,
                      StepTokens& step) const;
-  void read_document(Range tokens, std::int64_t length, StepTokens& step) const;
-  /// Whether a sample has one target, whatever its length.
+  void read_documents(const Stretches& documents, std::int64_t length, StepTokens& step) const;
+  void read_document(Range tokens, StepTokens& step) const;
+  /// Whether a document has one target, whatever its length.
   bool one_target_each() const { return scored_ || (labels_ && labels_->words() == nullptr); }
   void mask(std::int64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
@@ -169,6 +172,7 @@ class Batches final : public StepSource {
   std::shared_ptr<const LabelledDocuments> labels_;
   std::shared_ptr<const References> references_;
   bool scored_, paired_;
+  std::int64_t most_documents_;
   std::future<StepTokens> pending_;
   std::jthread reader_;  // last: it uses the others
 };

@@ -43,7 +43,8 @@ void check_documents(const deck::LoadedDeck& loaded, const CorpusKey& key,
 /// `what`: the entry, or all of them.
 void check_length(const deck::LoadedDeck& loaded, const CorpusKey& key, const std::string& what,
                   const io::TokenCorpus& corpus, Range tokens) {
-  const std::int64_t have = sequences_of(corpus, loaded.deck, tokens, what).count();
+  const std::int64_t have =
+      sequences_of(corpus, loaded.deck, tokens, what, io::Shuffle::no).count();
   if (have >= key.least) return;
   throw DataError(fmt::format("{}: {} holds {}: {} of {} and a target, at least {} needed",
                               loaded.where(key.name), what, count_text(tokens.count(), "token"),

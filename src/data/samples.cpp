@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/at.hpp"
 #include "core/error.hpp"
 #include "core/hash.hpp"
 
@@ -25,22 +26,21 @@ void for_each_document_end(const io::TokenCorpus& corpus, Range tokens,
 }
 
 static DataError too_long(const std::string& name, std::int64_t document, Range tokens,
-                          std::int64_t longest, const char* key, const char* remedy) {
+                          LongestDocument longest, const char* remedy) {
   return DataError(fmt::format(
       "{}: document {}, which begins with token {}, has {} tokens, more than the {} that {} "
       "allows: {}",
-      name, document, tokens.begin, tokens.count(), longest, key, remedy));
+      name, document, tokens.begin, tokens.count(), longest.tokens, longest.key, remedy));
 }
 
 Sequences Sequences::of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
-                                  std::int64_t longest, const std::string& name) {
+                                  LongestDocument longest, const std::string& name) {
   Sequences all(tokens, budget);
   std::int64_t begin = tokens.begin, end = begin, documents = 0;  // of the sequence being filled
   for_each_document_end(corpus, tokens, [&](std::int64_t document_end) {
     ++documents;
-    if (document_end - end > longest) {
+    if (document_end - end > longest.tokens) {
       throw too_long(name, documents, {end - tokens.begin, document_end - tokens.begin}, longest,
-                     longest == budget ? "batch.token_budget" : "model.context",
                      "cut it, or give a larger one");
     }
     if (document_end - begin > budget) {
@@ -54,14 +54,14 @@ Sequences Sequences::of_documents(const io::TokenCorpus& corpus, Range tokens, s
 }
 
 Sequences Sequences::of_each_document(const io::TokenCorpus& corpus, Range tokens,
-                                      std::int64_t longest, deck::Overlong overlong,
+                                      LongestDocument longest, deck::Overlong overlong,
                                       const std::string& name, const char* remedy) {
-  Sequences all(tokens, longest);
+  Sequences all(tokens, longest.tokens);
   std::int64_t begin = tokens.begin;
   for_each_document_end(corpus, tokens, [&](std::int64_t end) {
-    if (end - begin > longest && overlong == deck::Overlong::refuse) {
+    if (end - begin > longest.tokens && overlong == deck::Overlong::refuse) {
       throw too_long(name, std::ssize(all.ends_) + 1, {begin - tokens.begin, end - tokens.begin},
-                     longest, "batch.sequence", remedy);
+                     longest, remedy);
     }
     all.ends_.push_back(end);
     begin = end;
@@ -69,11 +69,55 @@ Sequences Sequences::of_each_document(const io::TokenCorpus& corpus, Range token
   return all;
 }
 
+Sequences Sequences::packed(const Sequences& documents, const io::Sampler& order,
+                            std::int64_t budget, std::int64_t most) {
+  struct Pack {
+    Stretches documents;
+    std::int64_t room = 0;
+  };
+  constexpr std::ptrdiff_t kOpen = 64;
+  Sequences all(documents.tokens_, budget);
+  std::vector<Pack> open;
+  const auto close = [&](std::vector<Pack>::iterator pack) {
+    std::ranges::copy(pack->documents, std::back_inserter(all.documents_));
+    all.packs_.push_back(std::ssize(all.documents_));
+    open.erase(pack);
+  };
+  for (std::int64_t i = 0; i < documents.count(); ++i) {
+    const Range document = documents.stretch(order.sequence_of(i));
+    auto best = open.end();
+    for (auto pack = open.begin(); pack != open.end(); ++pack) {
+      const bool fits = pack->room >= document.count();
+      if (fits && (best == open.end() || pack->room < best->room)) best = pack;
+    }
+    if (best == open.end()) {
+      if (std::ssize(open) == kOpen) close(std::ranges::min_element(open, {}, &Pack::room));
+      best = open.insert(open.end(), Pack{.documents = {}, .room = budget});
+    }
+    best->documents.push_back(document);
+    best->room -= document.count();
+    if (best->room == 0 || std::ssize(best->documents) == most) close(best);
+  }
+  while (!open.empty()) close(open.begin());
+  return all;
+}
+
 std::int64_t Sequences::count() const {
+  if (!packs_.empty()) return std::ssize(packs_);
   return ends_.empty() ? io::sequences_in(tokens_.count(), length_) : std::ssize(ends_);
 }
 
-Range Sequences::operator[](std::int64_t sequence) const {
+std::int64_t Sequences::stretches(std::int64_t sequences) const {
+  return packs_.empty() || sequences == 0 ? sequences : at(packs_, sequences - 1);
+}
+
+Stretches Sequences::operator[](std::int64_t sequence) const {
+  if (packs_.empty()) return {stretch(sequence)};
+  return {documents_.begin() + stretches(sequence), documents_.begin() + stretches(sequence + 1)};
+}
+
+/// Of a sequence that is one.
+Range Sequences::stretch(std::int64_t sequence) const {
   if (ends_.empty()) {
     const std::int64_t begin = tokens_.begin + sequence * length_;
     return {begin, begin + length_};
@@ -84,19 +128,24 @@ Range Sequences::operator[](std::int64_t sequence) const {
 }
 
 Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
-                       const std::string& name) {
+                       const std::string& name, io::Shuffle shuffle) {
+  const auto& budget = deck.batch.token_budget;
+  LongestDocument longest{deck.batch.sequence};
+  if (budget) longest.key = "batch.token_budget";
+  if (longest.tokens > deck.model.context) longest = {deck.model.context, "model.context"};
   if (deck::has_classes(deck.task.kind)) {
-    return Sequences::of_each_document(
-        corpus, tokens, deck.batch.sequence, *deck.task.overlong, name,
+    auto documents = Sequences::of_each_document(
+        corpus, tokens, longest, *deck.task.overlong, name,
         "give a larger one, or task.overlong = \"cut\" to leave out its end");
+    if (!budget || documents.count() == 0) return documents;
+    const io::Sampler order(documents.count(), static_cast<std::uint64_t>(deck.run.seed), shuffle);
+    return Sequences::packed(documents, order, *budget, deck.batch.documents.value_or(*budget));
   }
   if (deck::has_pairs(deck.task.kind)) {
-    return Sequences::of_each_document(corpus, tokens, deck.batch.sequence, deck::Overlong::refuse,
-                                       name, "give a larger one, or shorten what it was made of");
+    return Sequences::of_each_document(corpus, tokens, longest, deck::Overlong::refuse, name,
+                                       "give a larger one, or shorten what it was made of");
   }
-  const auto& budget = deck.batch.token_budget;
   if (!budget) return Sequences(tokens, deck.batch.sequence);
-  const std::int64_t longest = std::min(*budget, deck.model.context);
   return Sequences::of_documents(corpus, tokens, *budget, longest, name);
 }
 
@@ -104,13 +153,19 @@ namespace {
 
 constexpr const char* kTrain = "data.train";
 
+io::Shuffle shuffled(const deck::Deck& deck) {
+  return deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no;
+}
+
 /// The corpora of a mixture, or the one that there is.
 std::vector<Sequences> training_sequences(const io::TokenCorpus& corpus, const deck::Deck& deck) {
-  if (!is_mixture(deck.data)) return {sequences_of(corpus, deck, {0, corpus.tokens()}, kTrain)};
+  if (!is_mixture(deck.data))
+    return {sequences_of(corpus, deck, {0, corpus.tokens()}, kTrain, shuffled(deck))};
   std::vector<Sequences> all;
   for (std::size_t i = 0; i < deck.data.train.size(); ++i) {
     all.push_back(sequences_of(corpus, deck, corpus.entries()[i],
-                               fmt::format("{} in {}", deck.data.train[i].path, kTrain)));
+                               fmt::format("{} in {}", deck.data.train[i].path, kTrain),
+                               shuffled(deck)));
   }
   return all;
 }
@@ -133,7 +188,7 @@ SampleTokens mixed_samples(std::vector<Sequences> parts, const deck::Deck& deck)
     const deck::DataEntry& entry = deck.data.train[i];
     shares.push_back(entry.weight.value_or(in_epoch(parts[i], entry)));
     orders.emplace_back(parts[i].count() / together, Hasher().add(deck.run.seed).add(i).value(),
-                        deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no);
+                        shuffled(deck));
   }
   return [mixture = Mixture(shares), parts = std::move(parts), orders = std::move(orders),
           together](std::int64_t sample) {
@@ -179,12 +234,12 @@ Mixture::Place Mixture::place_of(std::int64_t sample) const {
 
 SampleTokens training_samples(const io::TokenCorpus& corpus, const deck::Deck& deck) {
   const auto seed = static_cast<std::uint64_t>(deck.run.seed);
-  const auto shuffle = deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no;
+  const io::Shuffle shuffle = shuffled(deck);
   if (deck.batch.curriculum.cuts_anew()) {
     return [cut = CutAnew(corpus.tokens() - 1, optim::Timeline(deck.batch, 0), seed, shuffle),
             length = deck.batch.sequence](std::int64_t sample) {
       const std::int64_t first = cut.first_token(sample);
-      return Range{first, first + length};
+      return Stretches{{first, first + length}};
     };
   }
   auto parts = training_sequences(corpus, deck);

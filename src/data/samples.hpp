@@ -13,14 +13,22 @@
 
 namespace tessera::data {
 
-/// The tokens of a sample, of which a step of a curriculum may take the beginning. Safe to call
-/// from many threads at once.
-using SampleTokens = std::function<Range(std::int64_t sample)>;
+/// Tokens of a corpus: a stretch of it, or documents from anywhere in it, each a range.
+using Stretches = std::vector<Range>;
+/// The tokens of a sample, of which a step of a curriculum may take the beginning; nothing where it
+/// is padding alone. Safe to call from many threads at once.
+using SampleTokens = std::function<Stretches(std::int64_t sample)>;
 
 /// Calls with the token behind which each document of some tokens ends, in order; what follows the
 /// last end is one too.
 void for_each_document_end(const io::TokenCorpus& corpus, Range tokens,
                            const std::function<void(std::int64_t)>& end_at);
+
+/// How many tokens a document may have, and the key of the deck that says so.
+struct LongestDocument {
+  std::int64_t tokens = 0;
+  const char* key = "batch.sequence";
+};
 
 /// The sequences that some tokens of a corpus are cut into.
 class Sequences {
@@ -30,26 +38,38 @@ class Sequences {
   /// Of as many whole documents as `budget` tokens hold, one after another. DataError for a
   /// document of more than `longest` tokens, with `name` for the corpus.
   static Sequences of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
-                                std::int64_t longest, const std::string& name);
+                                LongestDocument longest, const std::string& name);
   /// Of one document each, of which `longest` tokens are taken; DataError for one that has more,
-  /// unless they may be cut,
-  /// with what may be done about it.
+  /// unless they may be cut, with what may be done about it.
   static Sequences of_each_document(const io::TokenCorpus& corpus, Range tokens,
-                                    std::int64_t longest, deck::Overlong overlong,
+                                    LongestDocument longest, deck::Overlong overlong,
                                     const std::string& name,
                                     const char* remedy = "give a larger one");
+  /// The documents of such sequences, in the order of `order`, several to a sequence: as many as
+  /// have room in `budget` tokens, and `most` of them. Each goes where least room is left for it
+  /// among the sequences that are not yet full, of which a few are open at a time (best fit).
+  static Sequences packed(const Sequences& documents, const io::Sampler& order, std::int64_t budget,
+                          std::int64_t most);
 
   std::int64_t count() const;
-  Range operator[](std::int64_t sequence) const;
+  Stretches operator[](std::int64_t sequence) const;
+  /// How many stretches the first so many sequences have: documents, where they are of such.
+  std::int64_t stretches(std::int64_t sequences) const;
 
  private:
+  Range stretch(std::int64_t sequence) const;
+
   Range tokens_;
   std::int64_t length_ = 0;         // of a sequence, at most
   std::vector<std::int64_t> ends_;  // of sequences of documents
+  // Of packed ones: their documents, and of each sequence the end of its own among these.
+  Stretches documents_;
+  std::vector<std::int64_t> packs_;
 };
-/// Of an entry of `entries`, which `corpus` was opened with, or of all that it has.
+/// Of an entry of `entries`, which `corpus` was opened with, or of all that it has. Documents that
+/// share a sequence for their classes' sake alone are any of all, where samples are shuffled.
 Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
-                       const std::string& name);
+                       const std::string& name, io::Shuffle shuffle);
 
 /// Of the samples of a training run.
 SampleTokens training_samples(const io::TokenCorpus& corpus, const deck::Deck& deck);

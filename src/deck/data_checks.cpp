@@ -405,7 +405,8 @@ class DataChecker : DeckChecker {
                      "a sample is a document (leave it out)");
     refuse_with_kind("data.separator", deck_.data.separator.has_value(),
                      "where documents end, the .idx says (leave it out)");
-    refuse_with_kind("batch.token_budget", deck_.batch.token_budget.has_value(),
+    refuse_with_kind("batch.token_budget",
+                     deck_.batch.token_budget.has_value() && !has_classes(deck_.task.kind),
                      "a sample is one document (leave it out, and give batch.micro)");
     refuse_with_kind("batch.curriculum", !deck_.batch.curriculum.empty(),
                      "a document is taken whole (leave it out)");
@@ -414,6 +415,13 @@ class DataChecker : DeckChecker {
   /// A micro-batch of whole documents.
   void token_budget() {
     const auto& budget = deck_.batch.token_budget;
+    if (usable({"batch.documents", "batch.token_budget", "task.kind"}) && deck_.batch.documents &&
+        !(budget && deck_.task.kind == TaskKind::classify)) {
+      problem("batch.documents",
+              fmt::format("batch.documents = {} has no effect but with batch.token_budget and "
+                          "task.kind = \"classify\" (leave it out)",
+                          *deck_.batch.documents));
+    }
     if (!budget || !usable({"batch.token_budget", "batch.sequence", "batch.micro"})) return;
     const auto refuse = [&](const char* key, const std::string& what) {
       problem(key, fmt::format("{} with batch.token_budget = {}", what, *budget));

@@ -259,6 +259,7 @@ struct BatchSection {
   std::vector<RampEntry> ramp;
   LrScaling lr_scaling = LrScaling::none;
   std::optional<std::int64_t> token_budget;  // loading makes it batch.sequence
+  std::optional<std::int64_t> documents;     // set where micro-batches of them have a class each
   Curriculum curriculum;
   bool operator==(const BatchSection&) const = default;
 };

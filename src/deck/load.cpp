@@ -165,14 +165,18 @@ class Resolver {
     if (open("moe.bias_update") && new_bias) model.moe.bias_update = 0.001;
     derive_task();
     // Where frequencies follow the length of a sequence, that of a document's sample is its own.
-    const bool own_length =
-        model.rope_scaling == RopeScalingKind::dynamic && one_document_each(loaded_.deck.task.kind);
+    const bool own_length = model.rope_scaling == RopeScalingKind::dynamic &&
+                            one_document_each(loaded_.deck.task.kind) && !batch.token_budget;
     if (open("data.positions")) {
       data.positions = data.documents == Documents::separate && !own_length ? Positions::document
                                                                             : Positions::sequence;
     }
     const std::int64_t longest = own_length ? model.rope_original_context : model.context;
     if (open("batch.sequence")) batch.sequence = batch.token_budget.value_or(longest);
+    constexpr std::int64_t kTokens = 16;  // of a short document
+    if (open("batch.documents") && batch.token_budget &&
+        loaded_.deck.task.kind == TaskKind::classify)
+      batch.documents = ceil_div(*batch.token_budget, kTokens);
     if (batch.curriculum.start > 0 && batch.curriculum.end == 0)
       batch.curriculum.end = batch.sequence;
     ZeroSection& zero = loaded_.deck.zero;
@@ -256,6 +260,8 @@ class Resolver {
       drop_if_set_aside(key, {"optimizer.name"});
     if (deck.batch.ramp.empty() && !deck.batch.token_budget)
       drop_if_set_aside("batch.lr_scaling", {"batch.ramp", "batch.token_budget"});
+    if (!deck.batch.token_budget || deck.task.kind != TaskKind::classify)
+      drop_if_set_aside("batch.documents", {"batch.token_budget", "task.kind"});
   }
 
  private:

@@ -706,14 +706,16 @@ constexpr SchemaRow kRows[] = {
                                            "[step, global] pairs: from that step on, this many "
                                            "sequences; before the first, batch.global",
                                            {.limits = kGlobal, .on_resume = event}),
-    row<&Deck::batch, &BatchSection::lr_scaling>("batch.lr_scaling",
-                                                 "what a step's batch makes of its learning rate, "
-                                                 "warm-up and min_lr included; linear: times "
-                                                 "its sequences over those of the last entry of "
-                                                 "batch.ramp, which optimizer.lr is for, and, "
-                                                 "with batch.token_budget, times its targets that "
-                                                 "count over its tokens; sqrt: times the root of "
-                                                 "that"),
+    row<&Deck::batch, &BatchSection::lr_scaling>(
+        "batch.lr_scaling",
+        "what a step's batch makes of its learning rate, "
+        "warm-up and min_lr included; linear: times "
+        "its sequences over those of the last entry of "
+        "batch.ramp, which optimizer.lr is for, and, "
+        "with batch.token_budget, times its targets that "
+        "count over its tokens, or its documents that have "
+        "a class over those of batch.documents; sqrt: "
+        "times the root of that"),
     row<&Deck::batch, &BatchSection::token_budget>(
         "batch.token_budget",
         "tokens of a micro-batch of whole documents: it is one sequence, of as many documents, one "
@@ -722,7 +724,15 @@ constexpr SchemaRow kRows[] = {
         "rest of it is padding, which is no target",
         {.limits = kLength,
          .unit = "tokens",
-         .unset = "sequences of batch.sequence tokens, where documents begin and end anywhere",
+         .unset = "sequences of batch.sequence tokens, where documents begin and end anywhere; or "
+                  "of a document each, where the task is of such",
+         .on_resume = refused}),
+    row<&Deck::batch, &BatchSection::documents>(
+        "batch.documents",
+        "documents of a micro-batch at most, where batch.token_budget fills it with such as have a "
+        "class each (task.kind = \"classify\"); what is made of them has room for as many",
+        {.limits = kLength,
+         .unset = "one for each 16 tokens of batch.token_budget",
          .on_resume = refused}),
     row<&Deck::batch, &BatchSection::curriculum>(
         "batch.curriculum", "sequences that grow over the first steps, as below",

@@ -20,7 +20,8 @@ enum class Reach : std::uint8_t { global, window };
 
 /// What makes outputs of the last layer's vectors: one matrix, and what may come before it.
 struct HeadConfig {
-  Pooling pooling = Pooling::none;  // a sample has one output, of its pooled vectors
+  Pooling pooling = Pooling::none;  // an output is of a document's pooled vectors
+  std::int64_t documents = 1;       // of a sample, that are pooled: its first so many
   std::int64_t labels = 0;          // outputs are classes, so many; 0: tokens of the vocabulary
   std::int64_t hidden = 0;          // columns of a dense layer before the matrix; 0: there is none
   ActivationKind activation = ActivationKind::gelu;  // of the dense layer, which has a bias
@@ -185,7 +186,7 @@ struct ModelConfig {
   std::int64_t outputs() const { return head.labels > 0 ? head.labels : vocab; }
   /// How many targets a sample of so many tokens has.
   std::int64_t targets_of(std::int64_t sequence) const {
-    return head.pooling == Pooling::none ? sequence : 1;
+    return head.pooling == Pooling::none ? sequence : head.documents;
   }
 };
 

@@ -189,7 +189,7 @@ namespace {
 struct HeadInput {
   View sum, stats;          // of the final norm, at this rank's positions
   View h;                   // its output (B, T, C), at all positions
-  View read;                // by the dense layer: h, or of pooled outputs (B, C)
+  View read;                // by the dense layer: h, or of pooled outputs (B K, C)
   View up, act, act_stats;  // of the dense layer, (rows, C')
   Dropout dropout;
   View x;  // (rows, C')
@@ -276,7 +276,7 @@ HeadInput head_input(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
   final_norm(u, c, w, in, n);
   n.read = n.h.matrix();
   if (c.head.pooling != Pooling::none) {
-    n.read = u.temporary({u.micro_batch().batch, c.hidden});
+    n.read = u.temporary({u.micro_batch().batch * c.head.documents, c.hidden});
     u.run(Pool{
         .x = n.h, .documents = u.micro_batch().documents, .out = n.read, .kind = c.head.pooling});
   }

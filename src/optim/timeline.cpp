@@ -65,7 +65,8 @@ double Timeline::lr_scale(std::int64_t step) const {
 
 double Timeline::lr_scale_of_targets(std::int64_t step, std::int64_t targets) const {
   if (!lr_follows_targets()) return 1;
-  return scaled(static_cast<double>(targets) / static_cast<double>(tokens(step)));
+  const std::int64_t most = global(step) * batch_.documents.value_or(sequence(step));
+  return scaled(static_cast<double>(targets) / static_cast<double>(most));
 }
 
 double Timeline::scaled(double share) const {

@@ -42,7 +42,7 @@ class Timeline {
   /// ramp.
   double lr_scale(std::int64_t step) const;
   /// And besides, where steps are filled with whole documents (batch.token_budget): what it makes
-  /// of how many targets of the step count, 1 where each of its tokens is followed by one.
+  /// of how many targets of the step count, 1 where it has as many as it has room for.
   double lr_scale_of_targets(std::int64_t step, std::int64_t targets) const;
   /// Whether that depends on the targets.
   bool lr_follows_targets() const {

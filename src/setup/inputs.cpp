@@ -280,6 +280,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                              std::span<const int> node_of, const ComputesOn& on) {
   plan::PlanInputs in;
   in.model.config = model_config(deck.model, deck.task);
+  in.model.config.head.documents = deck.batch.documents.value_or(1);
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
   in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;

@@ -132,8 +132,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   LossSum all;
   PreferenceSums all_preferences;
   for (std::size_t set = 0; set < validation.entries().size(); ++set) {
-    const auto sequences =
-        data::sequences_of(validation, deck, validation.entries()[set], deck.data.validation[set]);
+    const auto sequences = data::sequences_of(validation, deck, validation.entries()[set],
+                                              deck.data.validation[set], io::Shuffle::no);
     const std::int64_t count = sequences.count(),
                        all_rounds = deck::one_document_each(deck.task.kind)
                                         ? ceil_div(count, global)
@@ -141,7 +141,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
     const std::int64_t rounds =
         deck.evaluate.batches > 0 ? std::min(deck.evaluate.batches, all_rounds) : all_rounds;
     data::Batches batches(
-        validation, [&](std::int64_t s) { return s < count ? sequences[s] : Range{}; }, rules);
+        validation, [&](std::int64_t s) { return s < count ? sequences[s] : data::Stretches(); },
+        rules);
     const auto sums = sums_of(engine, control, prepared, batches, rounds, text_bytes, stop);
     if (!sums) return std::nullopt;
     const LossSum& sum = sums->losses;
@@ -157,7 +158,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
     evaluation.bytes += bytes;
     evaluation.confusion.add(sums->confusion);
     add_choices(evaluation.choices, sums->choices);
-    evaluation.sequences += std::min(rounds * global, count);
+    evaluation.sequences += sequences.stretches(std::min(rounds * global, count));
     evaluation.sets.push_back({{sum.mean(), sum.targets, bytes, sums->confusion,
                                 paired ? std::optional(sums->preferences.means()) : std::nullopt},
                                deck.data.validation[set]});

@@ -34,10 +34,11 @@ void tally_samples(data::StepTokens& step) {
 std::vector<double> log_probabilities(Engine& engine, const plan::PlanShape& shape,
                                       const comm::Control& control, const deck::Deck& pairs,
                                       const io::TokenCorpus& corpus, const std::string& name) {
-  const auto documents = data::sequences_of(corpus, pairs, {0, corpus.tokens()}, name);
+  const auto documents =
+      data::sequences_of(corpus, pairs, {0, corpus.tokens()}, name, io::Shuffle::no);
   const std::int64_t count = documents.count();
   data::Batches batches(
-      corpus, [&](std::int64_t s) { return s < count ? documents[s] : Range{}; },
+      corpus, [&](std::int64_t s) { return s < count ? documents[s] : data::Stretches(); },
       {.documents = data::document_rule(pairs), .masking = {}, .labels = {}, .references = {}});
   const PreparedPlan& prepared = engine.prepared(shape);
   std::vector<double> all;

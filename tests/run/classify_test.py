@@ -149,6 +149,83 @@ class Bits(ClassifyTest):
                     want)
 
 
+class Packed(ClassifyTest):
+    """Documents that share a sequence (batch.token_budget)."""
+
+    def packed(self, kind, sequences=2):
+        return {"batch__token_budget": 48, "batch__global": sequences,
+                **({"batch__documents": classes.BATCH} if kind == "classify" else {})}
+
+    def test_they_are_as_if_each_had_its_own(self):
+        """Steps of all documents that there are, in two sequences or in one each."""
+        oracle = json.loads(ORACLE.read_text())
+        for model in classes.MODELS:
+            kind = classes.kind_of(model)
+            lines = self.dir / f"few_{model}.jsonl"
+            if kind == "classify":
+                classes.write_lines(lines, classes.texts()[:classes.BATCH])
+            else:
+                classes.write_sentences(lines, classes.sentences()[:classes.BATCH])
+            few = self.dir / f"few_{model}"
+            job = self.run_job(0, "tokenize", lines, *classes.TOLD[kind], "--out", few)
+            self.assertEqual(job.code, 0, job.output)
+            data = {"data__train": [str(few)], "data__validation": [str(few)],
+                    "evaluate__every": classes.STEPS, "evaluate__batches": 0}
+            self.train(2, self.deck_of(f"padded_{model}", model, **data))
+            want, (last,) = self.steps_of(f"padded_{model}"), self.evaluations_of(f"padded_{model}")
+            # Either is as far from fp64 as is allowed there.
+            of_oracle = oracle[model]
+            bound = 16 * max(abs(a - b) for x, y in zip(of_oracle["float32"]["steps"],
+                                                        of_oracle["float64"]["steps"])
+                             for a, b in zip(x, y))
+            for number, (ranks, layout) in enumerate(some_of((
+                    (1, {}), (2, {"zero__stage": 3}),
+                    (2, {"parallel__tensor": 2, "recompute__policy": "full"}),
+                    (2, {"parallel__pipeline": 2, "zero__stage": 1})))):
+                with self.subTest(model, ranks=ranks, **layout):
+                    name = f"{model}_packed_{number}"
+                    self.train(ranks, self.deck_of(name, model, **data, **layout, **self.packed(kind)))
+                    for ours, theirs in zip(self.steps_of(name), want, strict=True):
+                        self.assertEqual(ours["targets"], theirs["targets"])
+                        for key in ("loss", "grad_norm"):
+                            self.assertLess(abs(ours[key] - theirs[key]), bound)
+                    (evaluated,) = self.evaluations_of(name)
+                    self.assertEqual([evaluated[key] for key in ("confusion", "sequences")],
+                                     [last[key] for key in ("confusion", "sequences")])
+
+    def test_every_layout_and_restart_has_the_same_bits(self):
+        """With documents from anywhere in the file."""
+        for model in ("encoder", "tagger"):
+            fixed = {**ANY_LAYOUT, **self.packed(classes.kind_of(model), 4), "data__shuffle": True,
+                     "run__steps": 4}
+            want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
+            for ranks, layout in ((2, {"zero__stage": 3}),
+                                  (4, {"parallel__tensor": 2, "zero__stage": 2})):
+                with self.subTest(model, **layout):
+                    name = f"{model}_" + "_".join(k.split("__")[1] for k in layout)
+                    self.assertEqual(self.train(ranks, self.deck_of(name, model, **fixed, **layout)),
+                                     want)
+            self.go_back(f"{model}_one", 2)
+            self.assertEqual(self.train(2, self.deck_of(f"{model}_one", model, **fixed, zero__stage=1)),
+                             want)
+
+    def test_what_does_not_go(self):
+        for name, model, text, changes in (
+                ("alone", "encoder", "batch.documents = 4 has no effect but with batch.token_budget",
+                 {"batch__documents": 4}),
+                ("words", "tagger", 'batch.token_budget and task.kind = "classify" (leave it out)',
+                 self.packed("classify")),
+                ("micro", "encoder", "batch.micro = 2 does not go", {"batch__token_budget": 48, "batch__micro": 2})):
+            with self.subTest(name):
+                job = self.run_job(1, "train", self.deck_of(name, model, **changes))
+                self.assertEqual(job.code, 2, job.output)
+                self.assertIn(text, " ".join(job.output.split()))
+        job = self.run_job(1, "train", self.deck_of("long", "encoder", batch__token_budget=20))
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("has 21 tokens, more than the 20 that batch.token_budget allows",
+                      " ".join(job.output.split()))
+
+
 class Verbs(ClassifyTest):
     def test_classify_says_what_evaluation_counts(self):
         self.train(2, self.deck_of("run", "encoder", data__validation=[str(self.prefix("classify"))],

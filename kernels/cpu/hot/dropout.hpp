@@ -22,6 +22,12 @@ TESSERA_INLINE Wide low_product(const Wide& a, const Wide& b) {
 #endif
 }
 
+/// Lanes of a and b by turns, from lane `kFirst` on: as many as a vector has.
+template <int kFirst, int... kLane>
+TESSERA_INLINE Wide by_turns(const Wide& a, const Wide& b, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + kLane % 2 * kWideLanes)...);
+}
+
 /// random_bits(key, stream, 4 block + i) for i in [0, 64).
 TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint64_t block,
                                  std::uint32_t* out) {
@@ -52,10 +58,9 @@ TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint6
   for (int g = 0; g < kGroups; ++g) {  // little-endian: (c0, c1), (c2, c3) as pairs of numbers
     const Wide low = (c0[g] & 0xffffffffU) | (c1[g] << 32);
     const Wide high = (c2[g] & 0xffffffffU) | (c3[g] << 32);
-    for (int j = 0; j < kWideLanes; ++j) {
-      const std::uint64_t four[2] = {low[j], high[j]};
-      std::memcpy(out + 4 * (g * kWideLanes + j), four, sizeof(four));
-    }
+    constexpr std::make_integer_sequence<int, kWideLanes> kAll{};
+    const Wide four[2] = {by_turns<0>(low, high, kAll), by_turns<kWideLanes / 2>(low, high, kAll)};
+    std::memcpy(out + 4 * g * kWideLanes, four, sizeof(four));
   }
 }
 
@@ -80,10 +85,12 @@ inline void dropout_factors(const DropoutRule& rule, std::uint64_t sample, std::
     for_random_bits(rule.key, sample, rule.first + first, n, f);
   };
   if (rule.spread > 0) {
-    for_bits([&](std::int64_t i, std::uint32_t bits) { factors[i] = factor_of(rule, bits); });
+    for_bits([=](std::int64_t i, std::uint32_t bits) { factors[i] = factor_of(rule, bits); });
   } else {
-    for_bits([&](std::int64_t i, std::uint32_t bits) {
-      factors[i] = bits >= rule.threshold ? rule.factor : 0.0F;
+    const std::uint32_t threshold = rule.threshold;  // copies: stores may be to the rule's fields
+    const float factor = rule.factor;
+    for_bits([=](std::int64_t i, std::uint32_t bits) {
+      factors[i] = bits >= threshold ? factor : 0.0F;
     });
   }
 }

@@ -3,17 +3,28 @@
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
+namespace {
+
+PooledDocuments pooled_documents(const View& x, const View& out, const View& documents,
+                                 Pooling kind) {
+  return {.table = reinterpret_cast<const std::int32_t*>(documents.data),
+          .tokens = x.shape[1],
+          .most = row_count(out) / x.shape[0],
+          .kind = kind};
+}
+
+}  // namespace
 
 void pool(const Pool& a, Range elements) {
   const std::int64_t columns = columns_of(a.x), tokens = a.x.shape[1];
-  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  const PooledDocuments documents = pooled_documents(a.x, a.out, a.documents, a.kind);
   with_type(a.x.type, [&]<typename T>() {
     for (std::int64_t at = elements.begin; at < elements.end;) {
-      const std::int64_t b = at / columns, first = at % columns;
+      const std::int64_t row = at / columns, first = at % columns, b = row / documents.most;
       const std::int64_t last =
-          elements.end - b * columns < columns ? elements.end - b * columns : columns;
-      const Range pooled = pooled_tokens(a.kind, documents, b, tokens);
-      const Vec share(pooled_share(pooled));
+          elements.end - row * columns < columns ? elements.end - row * columns : columns;
+      const Range pooled = documents.of_output(row);
+      const Vec share(pooled_share(pooled.count()));
       for_vectors(
           last - first, [&](std::int64_t i, std::int64_t n) __attribute__((always_inline)) {
             const std::int64_t c = first + i;
@@ -24,7 +35,7 @@ void pool(const Pool& a, Range elements) {
                 part[p] = part[p] + load(row_of<T>(a.x, b * tokens + t) + c, n);
             }
             fold_parts(part);
-            store(row_of<T>(a.out, b) + c, part[0] * share, n);
+            store(row_of<T>(a.out, row) + c, part[0] * share, n);
           });
       at += last - first;
     }
@@ -33,16 +44,14 @@ void pool(const Pool& a, Range elements) {
 
 void pool_backward(const PoolBackward& a, Range rows) {
   const std::int64_t columns = columns_of(a.d_x), tokens = a.d_x.shape[1];
-  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  const PooledDocuments documents = pooled_documents(a.d_x, a.d_out, a.documents, a.kind);
   with_type(a.d_x.type, [&]<typename T>() {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-      const std::int64_t b = r / tokens, t = r % tokens;
-      const Range pooled = pooled_tokens(a.kind, documents, b, tokens);
-      const bool is_pooled = t >= pooled.begin && t < pooled.end;
-      const Vec share(pooled_share(pooled));
+      const auto of = documents.of_token(r / tokens, r % tokens);
+      const Vec share(pooled_share(of.tokens));
       for_vectors(
           columns, [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
-            const Vec d = is_pooled ? load(row_of<T>(a.d_out, b) + c, n) * share : Vec(0.0F);
+            const Vec d = of.row >= 0 ? load(row_of<T>(a.d_out, of.row) + c, n) * share : Vec(0.0F);
             store(row_of<T>(a.d_x, r) + c, d, n);
           });
     }

@@ -50,7 +50,7 @@ class BatchesTest : public testing::Test {
   static data::SampleTokens ordered_by(const io::Sampler& sampler) {
     return [sampler](std::int64_t sample) {
       const std::int64_t begin = sampler.sequence_of(sample) * kSequence;
-      return Range{begin, begin + kSequence};
+      return Stretches{{begin, begin + kSequence}};
     };
   }
   static data::SampleTokens shuffled() {
@@ -212,7 +212,7 @@ TEST_F(BatchesTest, AShorterStepHasTheBeginningsOfItsSamples) {
 // end of the corpus, it begins earlier.
 TEST_F(BatchesTest, NoSampleIsReadBeyondTheCorpus) {
   data::Batches batches(*corpus_, [](std::int64_t sample) {
-    return Range{36 + sample, 40 + sample};
+    return Stretches{{36 + sample, 40 + sample}};
   });
   batches.begin(0, {.sequence = kSequence, .micro = 2, .micro_batches = 1});
   EXPECT_EQ(load(batches, 0, 2).targets,
@@ -277,7 +277,7 @@ class DocumentsTest : public testing::Test {
                        const data::DocumentRule& rule) {
     data::Batches batches(corpus,
                           [first](std::int64_t s) {
-                            return Range{first + 5 * s, first + 5 * s + 5};
+                            return Stretches{{first + 5 * s, first + 5 * s + 5}};
                           },
                           {.documents = rule});
     batches.begin(0, {.sequence = 5, .micro = 2, .micro_batches = 1});
@@ -334,12 +334,13 @@ TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
   deck::Deck deck;
   deck.task.kind = deck::TaskKind::dpo;
   deck.batch.sequence = 6;
+  deck.model.context = 6;
   deck.data.train = {{.path = prefix.string()}};
   const SampleTokens samples = training_samples(*corpus, deck);
   std::vector<std::int64_t> order;
   for (std::int64_t pair = 0; pair < 4; ++pair) {
-    EXPECT_EQ(samples(2 * pair).end, samples(2 * pair + 1).begin);
-    order.push_back(samples(2 * pair).begin);
+    EXPECT_EQ(samples(2 * pair).front().end, samples(2 * pair + 1).front().begin);
+    order.push_back(samples(2 * pair).front().begin);
   }
   EXPECT_FALSE(std::ranges::is_sorted(order));
   std::ranges::sort(order);
@@ -349,7 +350,7 @@ TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
       *corpus, std::vector<double>{-1, -2, -3, -4, -5, -6, -7, -8});
   EXPECT_THROW(References(*corpus, {-1, -2}), DataError);
   data::Batches batches(
-      *corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Range{}; },
+      *corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Stretches(); },
       {.documents = {.separate = true, .whole = true, .longest = 2}, .references = references});
   batches.begin(4, {.sequence = 6, .micro = 2, .micro_batches = 3});
   const StepTokens& step = batches.current();
@@ -360,7 +361,7 @@ TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
 
   // As a reward model has them: one target each.
   data::Batches scored(
-      *corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Range{}; },
+      *corpus, [&](std::int64_t s) { return s < 8 ? samples(s) : Stretches(); },
       {.documents = {.separate = true, .whole = true, .longest = 2}, .scored = true});
   scored.begin(4, {.sequence = 6, .micro = 2, .micro_batches = 3});
   EXPECT_EQ(scored.current().tokens, step.tokens);
@@ -373,10 +374,10 @@ TEST_F(DocumentsTest, OfPairsStayTogetherAndCountOnce) {
 }
 
 TEST_F(DocumentsTest, FillTokenBudgets) {
-  const auto all = Sequences::of_documents(*masked_, {0, 21}, 11, 9, "data.train");
+  const auto all = Sequences::of_documents(*masked_, {0, 21}, 11, {9}, "data.train");
   ASSERT_EQ(all.count(), 2);
-  EXPECT_EQ(all[0], (Range{0, 10}));
-  EXPECT_EQ(all[1], (Range{10, 21}));
+  EXPECT_EQ(all[0], (Stretches{{0, 10}}));
+  EXPECT_EQ(all[1], (Stretches{{10, 21}}));
   data::Batches batches(*masked_, [&](std::int64_t s) { return all[s]; },
                         {.documents = {.separate = true, .whole = true, .longest = 2}});
   batches.begin(0, {.sequence = 15, .micro = 2, .micro_batches = 1});
@@ -400,7 +401,7 @@ TEST_F(DocumentsTest, FillTokenBudgets) {
   EXPECT_EQ(batches.current().count(), 5 + 9);
   // The document that no budget holds.
   const auto message = test::message_of<DataError>([&] {
-    Sequences::of_documents(*corpus_, {0, 21}, 11, 8, "data.train");
+    Sequences::of_documents(*corpus_, {0, 21}, 11, {8, "model.context"}, "data.train");
   });
   EXPECT_NE(
       message.find("data.train: document 5, which begins with token 12, has 9 tokens, more than "
@@ -414,7 +415,11 @@ TEST_F(DocumentsTest, FillTokenBudgets) {
 // batch.
 TEST_F(BatchesTest, MasksAShareOfTheTokens) {
   const data::MaskRule rule{.share = 0.3, .mask = 999, .never = {7, 8}, .vocab = 500, .seed = 3};
-  data::Batches batches(*corpus_, [](std::int64_t) { return Range{0, 40}; }, {.masking = rule});
+  data::Batches batches(*corpus_,
+                        [](std::int64_t) {
+                          return Stretches{{0, 40}};
+                        },
+                        {.masking = rule});
   constexpr std::int64_t kSamples = 500, kTokens = 40;
   batches.begin(0, {.sequence = kTokens, .micro = kSamples, .micro_batches = 1});
   const Loaded all = load(batches, 0, kSamples, kTokens);
@@ -448,7 +453,7 @@ TEST_F(BatchesTest, MasksAShareOfTheTokens) {
 TEST_F(DocumentsTest, AreWholeInABlankStep) {
   data::Batches batches(*corpus_,
                         [](std::int64_t) {
-                          return Range{0, 3};
+                          return Stretches{{0, 3}};
                         },
                         {.documents = {.separate = true}});
   batches.begin_blank({.sequence = 3, .micro = 2, .micro_batches = 1});
@@ -463,7 +468,7 @@ TEST_F(DocumentsTest, AreWholeInABlankStep) {
 TEST_F(DocumentsTest, OfABlankStepAreNoLongerThanPadding) {
   data::Batches batches(*corpus_,
                         [](std::int64_t) {
-                          return Range{0, 3};
+                          return Stretches{{0, 3}};
                         },
                         {.documents = {.separate = true, .longest = 2}});
   batches.begin_blank({.sequence = 5, .micro = 1, .micro_batches = 1});
@@ -545,9 +550,9 @@ TEST_F(LabelsTest, AreTheOnlyTargetsOfTheirDocuments) {
     EXPECT_EQ(labels->at(token).label, (std::vector{1, 0, 2, 0, 1}[static_cast<std::size_t>(d)]));
   }
   const auto documents =
-      Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::cut, "labelled");
+      Sequences::of_each_document(*labelled_, {0, 21}, {4}, deck::Overlong::cut, "labelled");
   ASSERT_EQ(documents.count(), 5);
-  Batches batches(*labelled_, [&](std::int64_t s) { return s < 5 ? documents[s] : Range{}; },
+  Batches batches(*labelled_, [&](std::int64_t s) { return s < 5 ? documents[s] : Stretches(); },
                   {.documents = {.separate = true, .longest = 2}, .labels = labels});
   batches.begin(2, {.sequence = 4, .micro = 4, .micro_batches = 1});
   std::vector<std::int32_t> targets(4), tokens(16), within(32);
@@ -560,8 +565,75 @@ TEST_F(LabelsTest, AreTheOnlyTargetsOfTheirDocuments) {
   EXPECT_EQ(tokens, (std::vector{4, 5, 6, 7, 10, 11, 0, 0, 12, 13, 14, 15, 0, 0, 0, 0}));
   EXPECT_EQ(within, (std::vector{0, 4, 0, 4, 0, 4, 0, 4, 0, 2, 0, 2, 2, 4, 2, 4,
                                  0, 4, 0, 4, 0, 4, 0, 4, 0, 2, 0, 2, 2, 4, 2, 4}));
-  EXPECT_THROW(Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::refuse, "x"),
+  EXPECT_THROW(Sequences::of_each_document(*labelled_, {0, 21}, {4}, deck::Overlong::refuse, "x"),
                DataError);
+}
+
+// Each where least room is left: documents of 3, 1, 6, 2 and 8 tokens into sequences of 9.
+TEST_F(LabelsTest, ShareSequencesThatHaveRoomForThem) {
+  label({1, 0, 2, 0, 1}, {"a", "b", "c"});
+  const auto documents =
+      Sequences::of_each_document(*labelled_, {0, 21}, {8}, deck::Overlong::cut, "labelled");
+  const auto packed = [&](std::int64_t most) {
+    return Sequences::packed(documents, io::Sampler(5, 1, io::Shuffle::no), 9, most);
+  };
+  const Sequences all = packed(9);
+  ASSERT_EQ(all.count(), 3);
+  EXPECT_EQ(all[0], (Stretches{{0, 3}, {3, 4}}));
+  EXPECT_EQ(all[1], (Stretches{{4, 10}, {10, 12}}));
+  EXPECT_EQ(all[2], (Stretches{{12, 20}}));
+  EXPECT_EQ(all.stretches(2), 4);
+  EXPECT_EQ(packed(1).count(), 5);
+
+  const auto labels = std::make_shared<const LabelledDocuments>(*labelled_, classes(3));
+  Batches batches(
+      *labelled_, [&](std::int64_t s) { return s < 3 ? all[s] : Stretches(); },
+      {.documents = {.separate = true, .longest = 2}, .labels = labels, .most_documents = 4});
+  batches.begin(0, {.sequence = 9, .micro = 1, .micro_batches = 4});
+  const StepTokens& step = batches.current();
+  EXPECT_EQ(step.targets, (std::vector{1, 0, -1, -1, 2, 0, -1, -1, 1, -1, -1, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(step.counted, (std::vector<std::int64_t>{2, 2, 1, 0}));
+  EXPECT_EQ(std::vector(step.tokens.begin(), step.tokens.begin() + 18),
+            (std::vector{0, 1, 2, 3, 0, 0, 0, 0, 0, 4, 5, 6, 7, 8, 9, 10, 11, 0}));
+  EXPECT_EQ(std::vector(step.documents.begin(), step.documents.begin() + 18),
+            (std::vector{0, 3, 0, 3, 0, 3, 3, 4, 4, 6, 4, 6, 6, 8, 6, 8, 8, 9}));
+  batches.begin_blank({.sequence = 9, .micro = 1, .micro_batches = 4});
+  EXPECT_EQ(batches.current().targets, std::vector(16, -1));
+}
+
+// Any order, lengths and bounds: every document is in one sequence, which holds what it may, and
+// more than four fifths of the places are used, for a document of at most half a sequence finds
+// one that is open.
+TEST_F(LabelsTest, ArePackedOnceEach) {
+  const std::filesystem::path prefix = directory_ / "many";
+  io::MegatronWriter tokens(prefix, kVocab);
+  constexpr std::int64_t kCount = 3000, kBudget = 100, kMost = 9;
+  for (std::int64_t i = 0; i < kCount; ++i) {
+    tokens.append(std::vector<std::int32_t>(static_cast<std::size_t>(1 + i * i % 50), 1));
+    tokens.end_document();
+  }
+  tokens.publish();
+  const auto corpus = open(prefix);
+  const auto documents = Sequences::of_each_document(*corpus, {0, corpus->tokens()}, {60},
+                                                     deck::Overlong::refuse, "many");
+  for (const auto shuffle : {io::Shuffle::no, io::Shuffle::yes}) {
+    const auto all = Sequences::packed(documents, io::Sampler(kCount, 5, shuffle), kBudget, kMost);
+    Stretches seen;
+    for (std::int64_t s = 0; s < all.count(); ++s) {
+      const Stretches own = all[s];
+      EXPECT_LE(std::ssize(own), kMost);
+      std::int64_t sum = 0;
+      for (const Range document : own) sum += document.count(), seen.push_back(document);
+      EXPECT_LE(sum, kBudget);
+      EXPECT_EQ(all.stretches(s + 1), std::ssize(seen));
+    }
+    EXPECT_GT(static_cast<double>(corpus->tokens()),
+              0.8 * static_cast<double>(all.count() * kBudget));
+    EXPECT_EQ(std::ranges::is_sorted(seen, {}, &Range::begin), false);
+    std::ranges::sort(seen, {}, &Range::begin);
+    ASSERT_EQ(std::ssize(seen), kCount);
+    for (std::int64_t i = 0; i < kCount; ++i) EXPECT_EQ(at(seen, i), documents[i].front());
+  }
 }
 
 TEST_F(LabelsTest, OfWordsAreTargetsOfTheirTokensAndCutsKeepWhatCloses) {
@@ -569,8 +641,8 @@ TEST_F(LabelsTest, OfWordsAreTargetsOfTheirTokensAndCutsKeepWhatCloses) {
   const auto labels =
       std::make_shared<const LabelledDocuments>(*labelled_, classes(3, deck::TaskKind::tokens));
   const auto documents =
-      Sequences::of_each_document(*labelled_, {0, 21}, 4, deck::Overlong::cut, "labelled");
-  Batches batches(*labelled_, [&](std::int64_t s) { return s < 5 ? documents[s] : Range{}; },
+      Sequences::of_each_document(*labelled_, {0, 21}, {4}, deck::Overlong::cut, "labelled");
+  Batches batches(*labelled_, [&](std::int64_t s) { return s < 5 ? documents[s] : Stretches(); },
                   {.documents = {.separate = true, .longest = 2}, .labels = labels});
   batches.begin(0, {.sequence = 4, .micro = 6, .micro_batches = 1});
   std::vector<std::int32_t> targets(24), tokens(24);

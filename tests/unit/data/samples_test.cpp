@@ -149,7 +149,7 @@ TEST(CutAnew, OfOneLengthIsTheSampler) {
   const Sequences plain({0, 1001}, 16);
   const io::Sampler order(plain.count(), 5, io::Shuffle::yes);
   for (std::int64_t sample = 0; sample < 300; ++sample)
-    EXPECT_EQ(cut.first_token(sample), plain[order.sequence_of(sample)].begin) << sample;
+    EXPECT_EQ(cut.first_token(sample), plain[order.sequence_of(sample)].front().begin) << sample;
 }
 
 }  // namespace
