@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/at.hpp"
 #include "core/error.hpp"
 #include "core/terminal.hpp"
 #include "kernels/common/slots.hpp"
@@ -76,6 +79,27 @@ void RowCodes::decode(std::span<const std::byte> codes, std::span<const std::byt
                     std::ssize(scales) == scale_bytes(),
                 "columns {}+{} of {}", first, out.size(), columns_);
   kernels::decode_blocks(format_, codes.data(), scales.data(), first, out);
+}
+
+std::optional<RowCodes::Damage> RowCodes::damage(std::span<const std::byte> codes,
+                                                 std::span<const std::byte> scales,
+                                                 Range columns) const {
+  const std::int64_t end = ceil_div(columns.end, format_.block);
+  for (std::int64_t block = columns.begin / format_.block; block < end; ++block) {
+    float scale = 0;
+    std::memcpy(&scale, scales.data() + block * format_.scale_bytes(), sizeof(scale));
+    if (scale < 0 && std::isfinite(scale))
+      return Damage{.of = Damage::Of::scale, .index = block, .value = scale};
+  }
+  if (format_.type == BlockType::nf4) return std::nullopt;  // all of its codes are some number's
+  const auto bits = static_cast<int>(format_.bits());
+  const unsigned lowest = 1U << (bits - 1), mask = (1U << bits) - 1;  // codes are symmetric
+  for (std::int64_t c = columns.begin; c < columns.end; ++c) {
+    const auto byte = static_cast<unsigned>(at(codes, c * bits / 8));
+    if ((byte >> (c * bits % 8) & mask) == lowest)
+      return Damage{.of = Damage::Of::code, .index = c, .value = -static_cast<float>(lowest)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessera::io

@@ -12,10 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "core/math.hpp"
 #include "io/json.hpp"
 #include "kernels/api/quantize.hpp"
 
@@ -52,6 +54,17 @@ class RowCodes {
   /// Columns [first, first + out.size()).
   void decode(std::span<const std::byte> codes, std::span<const std::byte> scales,
               std::int64_t first, std::span<float> out) const;
+  /// What encode() never writes, among the codes of some columns and the scales of their blocks.
+  /// Infinite scales and such as are no numbers are none of it: they are of weights like that.
+  struct Damage {
+    enum class Of { scale, code };
+    Of of = Of::scale;
+    std::int64_t index = 0;  // the block, or the column
+    float value = 0;
+  };
+  /// The first of it; nothing where there is none.
+  std::optional<Damage> damage(std::span<const std::byte> codes, std::span<const std::byte> scales,
+                               Range columns) const;
 
  private:
   kernels::BlockFormat format_;

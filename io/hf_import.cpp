@@ -429,13 +429,16 @@ void HfModel::read_codes(const Source& source, std::int64_t begin, std::span<flo
         out.first(std::min(out.size(), static_cast<std::size_t>(row.columns() - column)));
     shards_[source.shard].read_bytes(*source.entry, stored * row.bytes(), codes);
     shards_[source.scales_shard].read_bytes(*source.scales, stored * row.scale_bytes(), scales);
-    for (std::int64_t block = 0; block < row.blocks(); ++block) {
-      float scale = 0;
-      std::memcpy(&scale, scales.data() + block * std::ssize(scales) / row.blocks(), sizeof(scale));
-      if (scale >= 0 || !std::isfinite(scale))
-        continue;  // others are the weights' own, and found as such
-      throw DataError(fmt::format("{} = {}: a scale is 0 or more: the file is damaged",
-                                  place_of_scale(source, stored, block), scale));
+    if (const auto found = row.damage(codes, scales, {column, column + std::ssize(piece)})) {
+      const bool scale = found->of == RowCodes::Damage::Of::scale;
+      throw DataError(fmt::format(
+          "{} = {}: {}: the file is damaged",
+          scale ? place_of_scale(source, stored, found->index)
+                : fmt::format("{}: {}, row {}, column {}", shards_[source.shard].path().string(),
+                              codes_of(source.tensor.tensor), stored, found->index),
+          found->value,
+          scale ? "a scale is 0 or more"
+                : "no code is that, for they are as many below 0 as above"));
     }
     row.decode(codes, scales, column, piece);
     begin += std::ssize(piece);

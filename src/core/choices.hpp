@@ -80,6 +80,10 @@ enum class ContextKind : std::uint8_t { gather, ring, heads, automatic };
 /// What tensor ranks have of experts: a part of the width of each, or some of them whole.
 enum class ExpertSplit : std::uint8_t { width, experts };
 
+/// What copies of tokens are in training on their way to experts: as they are, or rounded to 8
+/// bits.
+enum class ExpertDispatch : std::uint8_t { exact, int8 };
+
 /// What backward computes again instead of keeping it: nothing, attention, whole blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
@@ -186,6 +190,11 @@ template <>
 struct EnumWords<ExpertSplit> {
   using enum ExpertSplit;
   static constexpr std::array table = {std::pair{width, "width"}, std::pair{experts, "experts"}};
+};
+template <>
+struct EnumWords<ExpertDispatch> {
+  using enum ExpertDispatch;
+  static constexpr std::array table = {std::pair{exact, "exact"}, std::pair{int8, "int8"}};
 };
 template <>
 struct EnumWords<ContextKind> {

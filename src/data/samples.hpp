@@ -66,8 +66,8 @@ class Sequences {
   Stretches documents_;
   std::vector<std::int64_t> packs_;
 };
-/// Of an entry of `entries`, which `corpus` was opened with, or of all that it has. Documents that
-/// share a sequence for their classes' sake alone are any of all, where samples are shuffled.
+/// Of an entry of `entries`, which `corpus` was opened with, or of all that it has. `shuffle`:
+/// whether labelled documents that share a sequence come from anywhere in it.
 Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
                        const std::string& name, io::Shuffle shuffle);
 

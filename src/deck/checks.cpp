@@ -177,14 +177,17 @@ class Checker : DeckChecker {
           "model.rope_scaling = \"dynamic\" changes the base of frequencies, but where 2 columns "
           "of a head turn their only frequency is 1 (leave it out)");
     }
-    if (usable({"data.positions"}) && deck_.data.positions == Positions::document) {
+    if (usable({"data.positions", "batch.token_budget"}) &&
+        deck_.data.positions == Positions::document) {
       problem("model.rope_scaling",
-              "model.rope_scaling = \"dynamic\" does not go with positions that documents begin "
-              "anew: which length would decide depends on what else is in a micro-batch (let "
-              "data.positions be \"sequence\")");
+              fmt::format("model.rope_scaling = \"dynamic\" does not go with positions that "
+                          "documents begin anew: which length would decide depends on what else is "
+                          "in a micro-batch ({})",
+                          deck_.batch.token_budget ? "leave batch.token_budget out"
+                                                   : "let data.positions be \"sequence\""));
     }
     if (usable({"task.kind", "batch.sequence", "model.rope_original_context"}) &&
-        one_document_each(deck_.task.kind) &&
+        one_document_each(deck_.task.kind) && !deck_.batch.token_budget &&
         deck_.batch.sequence > deck_.model.rope_original_context) {
       problem("model.rope_scaling",
               fmt::format("model.rope_scaling = \"dynamic\" does not go with task.kind = \"{}\" "

@@ -56,12 +56,17 @@ class DataChecker : DeckChecker {
                                         (stalled + 1)->step, stalled->step));
     }
     if (usable({"batch.ramp", "batch.lr_scaling", "batch.token_budget"}) && ramp.empty() &&
-        !batch.token_budget && batch.lr_scaling != LrScaling::none) {
+        (!batch.token_budget || batch.documents) && batch.lr_scaling != LrScaling::none) {
       problem("batch.lr_scaling",
-              fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp or "
-                          "batch.token_budget: all steps have the batch that optimizer.lr is for "
-                          "(leave it out, or give batch.ramp)",
-                          enum_word(batch.lr_scaling)));
+              batch.documents
+                  ? fmt::format("batch.lr_scaling = \"{}\" has no effect with task.kind = "
+                                "\"classify\" without batch.ramp: optimizer.lr is for as many "
+                                "documents as there happen to be (leave it out)",
+                                enum_word(batch.lr_scaling))
+                  : fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp or "
+                                "batch.token_budget: all steps have the batch that optimizer.lr is "
+                                "for (leave it out, or give batch.ramp)",
+                                enum_word(batch.lr_scaling)));
     }
   }
 
@@ -197,7 +202,7 @@ class DataChecker : DeckChecker {
                     enum_word(deck_.task.kind), enum_word(deck_.optimizer.name)));
   }
 
-  /// A document is a sample, followed by padding.
+  /// Documents, or their words, have classes.
   void classification() {
     const TaskKind kind = deck_.task.kind;
     if (usable({"task.labels"}) && !deck_.task.labels) {
@@ -423,6 +428,8 @@ class DataChecker : DeckChecker {
                           *deck_.batch.documents));
     }
     if (!budget || !usable({"batch.token_budget", "batch.sequence", "batch.micro"})) return;
+    if (deck_.batch.documents)
+      at_most("batch.documents", *deck_.batch.documents, "batch.token_budget", *budget);
     const auto refuse = [&](const char* key, const std::string& what) {
       problem(key, fmt::format("{} with batch.token_budget = {}", what, *budget));
     };

@@ -96,6 +96,7 @@ struct MoeSection {
   double capacity = 0;
   double jitter = 0;
   ExpertSplit split = ExpertSplit::width;
+  ExpertDispatch dispatch = ExpertDispatch::exact;
   double aux_loss = 0.01;
   AuxOver aux_over = AuxOver::sequence;
   double z_loss = 0;

@@ -21,6 +21,7 @@ class ExpertsChecker : DeckChecker {
     choices();
     groups();
     two_levels();
+    documents();
     others();
   }
 
@@ -190,6 +191,15 @@ class ExpertsChecker : DeckChecker {
     not_with(fmt::format("adapter.kind = \"{}\"", enum_word(deck_.model.adapter.kind)),
              "moe.bias_update", deck_.model.adapter.kind != AdapterKind::none,
              "what they are beside is frozen", "leave it out");
+  }
+
+  /// Terms of routers weigh as much as a sample's targets: of documents as if there were as many as
+  /// there is room for.
+  void documents() {
+    if (!usable({"batch.documents"}) || !deck_.batch.documents) return;
+    const std::string_view why = "it would weigh the more the fewer documents share a sequence";
+    not_with("batch.documents", "moe.aux_loss", moe_.aux_loss > 0, why, "use 0, or moe.bias");
+    not_with("batch.documents", "moe.z_loss", moe_.z_loss > 0, why, "leave it out");
   }
 
   /// Refuses a key where samples may be padded, and says why.

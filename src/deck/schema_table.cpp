@@ -458,6 +458,13 @@ constexpr SchemaRow kRows[] = {
         "tokens are spread unevenly, and needs memory for all of them going to the same ones, or "
         "as many as moe.capacity lets",
         {.on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::dispatch>(
+        "moe.dispatch",
+        "what experts read in training: tokens as they are, or rounded to int8 in blocks of 128 "
+        "with an f32 scale, as which they travel between the ranks of parallel.experts; backward "
+        "takes the rounding for none, and what experts make travels as it is. Rounded wherever "
+        "they are, so that losses are the same on every layout; evaluation rounds nothing",
+        {.on_resume = event}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::aux_loss>(
         "moe.aux_loss",
         "what the balance of experts weighs in the training loss: a in a E sum(f p), the mean over "
@@ -567,7 +574,7 @@ constexpr SchemaRow kRows[] = {
         "each token's target is the next one; or mlm: tokens are chosen, by the number of the "
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT); or classify: a "
-        "document is a sample, whose target is its label; or tokens: it has a target for each of "
+        "document has one target, its label; or tokens: it has a target for each of "
         "its words, the word's label at its first token; or dpo (Rafailov et al. 2023) or ipo "
         "(Azar "
         "et al. 2023): two documents that follow one another are answers to one prompt, of which "
@@ -590,9 +597,9 @@ constexpr SchemaRow kRows[] = {
          .on_resume = architecture}),
     row<&Deck::task, &TaskSection::overlong>(
         "task.overlong",
-        "of classify and tokens: documents of more than "
-        "batch.sequence tokens are refused, or their end is "
-        "cut off, but for the special tokens that close it",
+        "of classify and tokens: documents of more tokens than model.context, or than "
+        "batch.sequence, are refused, or their end is cut off, but for the special tokens that "
+        "close it",
         {.unset = "classify, tokens: refuse", .on_resume = refused}),
     row<&Deck::task, &TaskSection::label_smoothing>(
         "task.label_smoothing",
@@ -706,22 +713,21 @@ constexpr SchemaRow kRows[] = {
                                            "[step, global] pairs: from that step on, this many "
                                            "sequences; before the first, batch.global",
                                            {.limits = kGlobal, .on_resume = event}),
-    row<&Deck::batch, &BatchSection::lr_scaling>(
-        "batch.lr_scaling",
-        "what a step's batch makes of its learning rate, "
-        "warm-up and min_lr included; linear: times "
-        "its sequences over those of the last entry of "
-        "batch.ramp, which optimizer.lr is for, and, "
-        "with batch.token_budget, times its targets that "
-        "count over its tokens, or its documents that have "
-        "a class over those of batch.documents; sqrt: "
-        "times the root of that"),
+    row<&Deck::batch, &BatchSection::lr_scaling>("batch.lr_scaling",
+                                                 "what a step's batch makes of its learning rate, "
+                                                 "warm-up and min_lr included; linear: times "
+                                                 "its sequences over those of the last entry of "
+                                                 "batch.ramp, which optimizer.lr is for, and, "
+                                                 "with batch.token_budget, times its targets that "
+                                                 "count over its tokens, but of task.kind = "
+                                                 "\"classify\"; sqrt: times the root of that"),
     row<&Deck::batch, &BatchSection::token_budget>(
         "batch.token_budget",
         "tokens of a micro-batch of whole documents: it is one sequence, of as many documents, one "
         "after another, as fit, which may be longer than model.context, though no document may; "
-        "the "
-        "rest of it is padding, which is no target",
+        "the rest of it is padding, which is no target. Of documents with labels any of the data "
+        "share a sequence, the same ones in all epochs; what weighs or counts sequences, such as "
+        "weights of data.train, goes by these",
         {.limits = kLength,
          .unit = "tokens",
          .unset = "sequences of batch.sequence tokens, where documents begin and end anywhere; or "

@@ -22,6 +22,7 @@ enum class Reach : std::uint8_t { global, window };
 struct HeadConfig {
   Pooling pooling = Pooling::none;  // an output is of a document's pooled vectors
   std::int64_t documents = 1;       // of a sample, that are pooled: its first so many
+  std::int64_t tokens = 0;          // of such a sample; 0: as many as the context
   std::int64_t labels = 0;          // outputs are classes, so many; 0: tokens of the vocabulary
   std::int64_t hidden = 0;          // columns of a dense layer before the matrix; 0: there is none
   ActivationKind activation = ActivationKind::gelu;  // of the dense layer, which has a bias
@@ -40,6 +41,7 @@ struct ExpertsConfig {
   /// Tokens that an expert takes in training, over those of an even spread; 0: all.
   double capacity = 0;
   float jitter = 0;  // of what the router reads in training (kernels::Dropout)
+  ExpertDispatch dispatch = ExpertDispatch::exact;
   /// What is kept of steps' choices, if anything: a bias of each expert, with which experts are
   /// chosen by scores, but not weighed; or each one's share, by which their balance is weighed.
   std::optional<kernels::BalanceBy> balance;
@@ -184,6 +186,12 @@ struct ModelConfig {
     return head.labels > 0 ? round_up(head.labels, 8) : padded_vocab();
   }
   std::int64_t outputs() const { return head.labels > 0 ? head.labels : vocab; }
+  /// How many targets a token stands for, on average.
+  double targets_per_token() const {
+    if (head.pooling == Pooling::none) return 1;
+    return static_cast<double>(head.documents) /
+           static_cast<double>(head.tokens > 0 ? head.tokens : context);
+  }
   /// How many targets a sample of so many tokens has.
   std::int64_t targets_of(std::int64_t sequence) const {
     return head.pooling == Pooling::none ? sequence : head.documents;

@@ -61,7 +61,7 @@ View slots_of(const View& begins) {
 /// have `others`.
 View exchange(UnitContext& u, const DispatchedTokens& to, const View& rows, const View& begins,
               const View& others, Keep keep) {
-  const View arrived = u.tensor(keep, u.compute(), {rows.rows(), rows.cols()});
+  const View arrived = u.tensor(keep, rows.type, {rows.rows(), rows.cols()});
   u.experts.run(comm::ExchangeRows{.send = rows,
                                    .receive = arrived,
                                    .send_begins = begins,
@@ -70,6 +70,31 @@ View exchange(UnitContext& u, const DispatchedTokens& to, const View& rows, cons
                                    .across = u.experts.remote * to.copies});
   return arrived;
 }
+
+/// Rounds rows for experts, on whatever ranks these are.
+class RoundedRows {
+ public:
+  RoundedRows(UnitContext& u, const View& rows) : u_(u), rows_(rows.rows()), columns_(rows.cols()) {
+    codes = u.tensor(Keep::transient, DType::u8, {rows_, kFormat.bytes(columns_)});
+    u.run(kernels::Quantize{.x = rows.reshaped({1, rows_, columns_}),
+                            .code = codes.reshaped({rows_, 1, codes.cols()}),
+                            .format = kFormat});
+  }
+  View values(const View& of) const {
+    const View rows = u_.tensor(Keep::expensive, u_.compute(), {rows_, columns_});
+    u_.run(
+        SumQuantized{.code = of.reshaped({1, rows_, of.cols()}), .out = rows, .format = kFormat});
+    return rows;
+  }
+
+  View codes;  // (R, bytes of a row)
+
+ private:
+  static constexpr BlockFormat kFormat{.type = BlockType::int8, .block = 128};
+  UnitContext& u_;
+  std::int64_t rows_, columns_;
+};
+
 /// Rows of this rank's tokens go where their experts are.
 View leave(UnitContext& u, const DispatchedTokens& to, const View& rows, Keep keep) {
   return exchange(u, to, rows, to.begins, to.arrived, keep);
@@ -135,14 +160,15 @@ DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const Rou
   const std::int64_t n = routed.experts.rows(), k = routed.experts.cols(), ranks = u.experts.ranks,
                      own = experts.count() / ranks;
   const std::int64_t rows = ranks * dispatched_rows(n, k, own, routed.capacity);
-  DispatchedTokens to{
-      .experts = experts,
-      .place = u.tensor(Keep::cheap, DType::i32, {n, k}),
-      .source = u.tensor(Keep::cheap, DType::i32, {rows}),
-      .begins = u.tensor(Keep::cheap, DType::i32, {ranks, own + 1}),
-      .arrived = {},
-      .rows = u.tensor(ranks > 1 ? Keep::transient : Keep::cheap, u.compute(), {rows, c.hidden}),
-      .copies = n * k * own / c.experts.count};
+  const bool rounded = u.training && c.experts.dispatch == ExpertDispatch::int8;
+  DispatchedTokens to{.experts = experts,
+                      .place = u.tensor(Keep::cheap, DType::i32, {n, k}),
+                      .source = u.tensor(Keep::cheap, DType::i32, {rows}),
+                      .begins = u.tensor(Keep::cheap, DType::i32, {ranks, own + 1}),
+                      .arrived = {},
+                      .rows = u.tensor(ranks > 1 || rounded ? Keep::transient : Keep::cheap,
+                                       u.compute(), {rows, c.hidden}),
+                      .copies = n * k * own / c.experts.count};
   u.run(Dispatch{.experts = routed.experts,
                  .place = to.place,
                  .source = to.source,
@@ -153,13 +179,22 @@ DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const Rou
                  .parts = ranks});
   u.run(SpreadRows{.x = routed.h, .source = to.source, .rows = to.rows, .choices = k});
   to.arrived = to.begins;
-  if (ranks == 1) return to;
-  to.arrived = u.tensor(Keep::expensive, DType::i32, {ranks, own + 1});
-  u.experts.run(comm::AllToAll{.send = slots_of(to.begins),
-                               .receive = slots_of(to.arrived),
-                               .ranks = {.count = ranks},
-                               .remote = u.experts.remote});
-  to.rows = leave(u, to, to.rows, Keep::expensive);
+  if (ranks > 1) {
+    to.arrived = u.tensor(Keep::expensive, DType::i32, {ranks, own + 1});
+    u.experts.run(comm::AllToAll{.send = slots_of(to.begins),
+                                 .receive = slots_of(to.arrived),
+                                 .ranks = {.count = ranks},
+                                 .remote = u.experts.remote});
+  }
+  const auto there = [&](const View& own_rows, Keep keep) {
+    return ranks > 1 ? leave(u, to, own_rows, keep) : own_rows;
+  };
+  if (!rounded) {
+    to.rows = there(to.rows, Keep::expensive);
+    return to;
+  }
+  const RoundedRows codes(u, to.rows);
+  to.rows = codes.values(there(codes.codes, Keep::transient));
   return to;
 }
 

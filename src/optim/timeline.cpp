@@ -65,8 +65,7 @@ double Timeline::lr_scale(std::int64_t step) const {
 
 double Timeline::lr_scale_of_targets(std::int64_t step, std::int64_t targets) const {
   if (!lr_follows_targets()) return 1;
-  const std::int64_t most = global(step) * batch_.documents.value_or(sequence(step));
-  return scaled(static_cast<double>(targets) / static_cast<double>(most));
+  return scaled(static_cast<double>(targets) / static_cast<double>(tokens(step)));
 }
 
 double Timeline::scaled(double share) const {

@@ -42,11 +42,12 @@ class Timeline {
   /// ramp.
   double lr_scale(std::int64_t step) const;
   /// And besides, where steps are filled with whole documents (batch.token_budget): what it makes
-  /// of how many targets of the step count, 1 where it has as many as it has room for.
+  /// of how many targets of the step count, 1 where each of its tokens is followed by one.
   double lr_scale_of_targets(std::int64_t step, std::int64_t targets) const;
   /// Whether that depends on the targets.
   bool lr_follows_targets() const {
-    return batch_.token_budget && batch_.lr_scaling != deck::LrScaling::none;
+    return batch_.token_budget && !batch_.documents &&
+           batch_.lr_scaling != deck::LrScaling::none;
   }
   /// Sequences, and tokens, consumed by steps 1 .. step.
   std::int64_t samples_after(std::int64_t step) const;

@@ -84,6 +84,7 @@ model::ExpertsConfig experts_config(const deck::MoeSection& m) {
           .first = m.first_dense,
           .capacity = m.capacity,
           .jitter = static_cast<float>(m.jitter),
+          .dispatch = m.dispatch,
           .balance = balance_of(m),
           .gates = m.gates,
           .routing = {.choices = m.top_k,
@@ -280,7 +281,10 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                              std::span<const int> node_of, const ComputesOn& on) {
   plan::PlanInputs in;
   in.model.config = model_config(deck.model, deck.task);
-  in.model.config.head.documents = deck.batch.documents.value_or(1);
+  if (deck.batch.documents) {
+    in.model.config.head.documents = *deck.batch.documents;
+    in.model.config.head.tokens = deck.batch.sequence;
+  }
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
   in.layout.tensor_chunks = deck::tensor_chunks(deck);
   in.layout.split_sequence = deck.parallel.sequence;

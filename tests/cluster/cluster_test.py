@@ -425,6 +425,28 @@ class Cluster(RunTest):
                 self.assertGreaterEqual(counted / reported, 1)
                 self.assertLessEqual(counted / reported, 1 + FRAME_HEADERS)
                 self.assertLessEqual(counted, parts * m / 2 * (1 + FRAME_HEADERS) * 1.03)
+
+    def test_expert_bytes(self):
+        """Experts on two nodes, to all of which each token goes: half of its copies cross over and come
+        back, forward and backward. Rounded ones are codes and a scale for 128 of them, on multiples of 16."""
+        hidden, layers, context, micro, experts = 256, 2, 64, 2, 4
+        sent = {}
+        for dispatch in ("exact", "int8"):
+            with self.subTest(dispatch):
+                counted, reported = self.sent_a_step(
+                    dispatch, short=4, long=24, zero__stage=0, model__hidden=hidden,
+                    model__layers=layers, model__heads=4, model__context=context, model__bias=False,
+                    batch__micro=micro, batch__global=2 * micro, parallel__experts=2,
+                    moe__experts=experts, moe__top_k=experts, moe__ffn_hidden=32,
+                    moe__dispatch=dispatch)
+                self.assertGreaterEqual(counted / reported, 1)
+                self.assertLessEqual(counted / reported, 1 + FRAME_HEADERS)
+                sent[dispatch] = counted
+        rows = layers * micro * context * experts / 2
+        self.assertGreater(sent["exact"], rows * 4 * 4 * hidden)
+        saved = rows * (4 * hidden - (hidden + 16))
+        self.assertLess(abs((sent["exact"] - sent["int8"]) / saved - 1), 2 * FRAME_HEADERS)
+
     def test_onebit_bytes(self):
         """Momentum as signs on two nodes of two ranks, at ZeRO-0, where nothing else travels: one bit
         and a bf16 for 256 elements are 0.0664 of f16. Each node sends the other its sums of the half

@@ -203,6 +203,20 @@ class Codes(AdapterTest):
                 self.assertLess((coded / "model.safetensors").stat().st_size,
                                 (base / "model.safetensors").stat().st_size)
 
+    def test_what_is_no_code_has_the_type_that_it_had(self):
+        half, coded = self.dir / "half", self.dir / "half_codes"
+        self.ran_well("import", self.base("gpt2"), "--to", self.dir / "imported")
+        self.ran_well("export", self.dir / "imported", "--to", half, "--type", "bf16")
+        self.ran_well("quantize", half, "--to", coded, "--codes", "int4", "--block", 16)
+        data = (coded / "model.safetensors").read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        header.pop("__metadata__", None)
+        types = {"codes": set(), "scales": set(), "": set()}
+        for name, entry in header.items():
+            kind = name.rpartition(".")[2]
+            types[kind if kind in types else ""].add(entry["dtype"])
+        self.assertEqual(types, {"codes": {"U8"}, "scales": {"F32"}, "": {"BF16"}})
+
     def test_a_directory_of_other_codes(self):
         coded = self.dir / "codes"
         self.ran_well("quantize", self.base("gpt2"), "--to", coded, "--codes", "int4", "--block", 32)

@@ -200,7 +200,7 @@ class Packed(ClassifyTest):
                      "run__steps": 4}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
             for ranks, layout in ((2, {"zero__stage": 3}),
-                                  (4, {"parallel__tensor": 2, "zero__stage": 2})):
+                                  (4, {"parallel__tensor": 2, "parallel__pipeline": 2})):
                 with self.subTest(model, **layout):
                     name = f"{model}_" + "_".join(k.split("__")[1] for k in layout)
                     self.assertEqual(self.train(ranks, self.deck_of(name, model, **fixed, **layout)),
@@ -215,6 +215,12 @@ class Packed(ClassifyTest):
                  {"batch__documents": 4}),
                 ("words", "tagger", 'batch.token_budget and task.kind = "classify" (leave it out)',
                  self.packed("classify")),
+                ("room", "encoder", "batch.documents = 40 is more than batch.token_budget = 24",
+                 {"batch__token_budget": 24, "batch__documents": 40}),
+                ("rate", "encoder", 'batch.lr_scaling = "linear" has no effect with task.kind = "classify"',
+                 {**self.packed("classify"), "batch__lr_scaling": "linear"}),
+                ("experts", "encoder", "moe.aux_loss = 0.01 is not possible with batch.documents",
+                 {**self.packed("classify"), "moe__experts": 4}),
                 ("micro", "encoder", "batch.micro = 2 does not go", {"batch__token_budget": 48, "batch__micro": 2})):
             with self.subTest(name):
                 job = self.run_job(1, "train", self.deck_of(name, model, **changes))

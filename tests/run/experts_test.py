@@ -96,9 +96,11 @@ class Oracle(ExpertsTest):
 
 class Bits(ExpertsTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for model, split in (("jittered", "experts"), ("deepseek", "width"), ("balanced", "width"),
-                             ("latent", "width"), ("levels", "experts"), ("global", "width")):
-            fixed = {**ANY_LAYOUT, "moe__split": split}
+        for model, split, dispatch in (
+                ("jittered", "experts", "exact"), ("deepseek", "width", "int8"),
+                ("balanced", "width", "exact"), ("latent", "width", "exact"),
+                ("levels", "experts", "int8"), ("global", "width", "exact")):
+            fixed = {**ANY_LAYOUT, "moe__split": split, "moe__dispatch": dispatch}
             want = self.train(1, self.deck_of(f"{model}_one", model, **fixed))
             choices = [s["experts"] for s in self.steps_of(f"{model}_one")]
             for ranks, layout in some_of((
@@ -203,6 +205,34 @@ class Shown(ExpertsTest):
         others = next(e["parameters"] for e in events if e["event"] == "start") - experts
         self.assertGreaterEqual(wire["intra"], exchanges + 4 * others)
         self.assertLessEqual(wire["intra"], exchanges + 4 * others * 1.03)  # and padding
+
+    def test_tokens_travel_rounded(self):
+        """Forward they are codes with a scale, each on a multiple of 16 bytes."""
+        sent, losses = {}, {}
+        for dispatch in ("exact", "int8"):
+            self.train(2, self.deck_of(dispatch, "mixtral", parallel__experts=2, run__steps=2,
+                                       moe__dispatch=dispatch))
+            events = metrics.read_events(self.dir / dispatch)
+            sent[dispatch] = metrics.last_steps(events)[2]["wire_bytes"]["intra"]
+            losses[dispatch] = metrics.last_steps(events)[1]["loss"]
+        model, moe = models.MODELS["mixtral"]
+        rows = MICRO * LENGTH * moe["top_k"] / 2
+        width, sixteen = model["hidden"], 16
+        self.assertLess(width, 128, "a scale for a row")
+        saved = 4 * width - (-(-width // sixteen) * sixteen + sixteen)
+        self.assertEqual(sent["exact"] - sent["int8"],
+                         model["layers"] * (BATCH // 2 // MICRO) * rows * saved)
+        # An element is moved by half a step of 1 / 127 of its row's largest.
+        self.assertNotEqual(*losses.values())
+        self.assertLess(abs(losses["exact"] - losses["int8"]), 0.01 * losses["exact"])
+        said = set()
+        for dispatch in ("exact", "int8"):
+            job = self.run_job(1, "evaluate", self.dir / "int8.toml", "--set", f"moe.dispatch={dispatch}",
+                               "--set", "parallel.experts=1", "--set",
+                               f'data.validation=["{self.corpus}"]')
+            self.assertEqual(job.code, 0, job.output)
+            said.add(re.search(r"loss (\d+\.\d+)", job.output)[1])
+        self.assertEqual(len(said), 1, "evaluation rounds nothing")
 
     def test_averages_of_weights_go_with_the_newest_biases(self):
         self.train(2, self.deck_of("averaged", "balanced", optimizer__ema=0.5, zero__stage=3,

@@ -46,9 +46,7 @@ std::vector<double> layer_costs(const PlanInputs& in) {
     if (layer.kind == LayerKind::head) {
       const std::int64_t dense = config.head.hidden * config.hidden,
                          outputs = config.outputs() * config.head_columns();
-      flop = 2.0 * static_cast<double>(dense + outputs) *
-             static_cast<double>(config.targets_of(config.context)) /
-             static_cast<double>(config.context);
+      flop = 2.0 * static_cast<double>(dense + outputs) * config.targets_per_token();
     }
     if (layer.kind == LayerKind::block) {
       const std::span units(&in.model.units[layer.units[0]], layer.units.size());

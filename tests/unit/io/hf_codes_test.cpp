@@ -158,15 +158,36 @@ INSTANTIATE_TEST_SUITE_P(Models, HfCodes,
                          ::testing::Values("gpt2", "gpt_neox", "llama_sharded", "deepseek_v2",
                                            "glm4_moe", "bert"));
 
+/// Where tensors of bf16 have an odd number of elements, and rows of codes an odd number of bytes.
 TEST(HfCodes, LieOnMultiplesOfTheirElements) {
-  const Coded coded("gpt2", {.type = BlockType::int4, .block = 16});
-  const io::SafetensorsFile file(coded.path / "model.safetensors");
-  std::int64_t scales = 0;
+  auto architecture = io::HfModel::open(data_path("llama")).architecture();
+  architecture.layers = 1;
+  architecture.heads = architecture.kv_heads = 1;
+  architecture.head_dim = 2;
+  architecture.hidden = architecture.vocab = 9;
+  architecture.ffn_hidden = 7;
+  const TemporaryDirectory directory;
+  const fs::path path = directory / "codes";
+  io::export_hugging_face({.directory = path,
+                           .architecture = architecture,
+                           .type = DType::bf16,
+                           .codes = io::HfCodes{.format = {.type = BlockType::int4, .block = 16},
+                                                .has = is_matrix_of_layer,
+                                                .tell = [](std::string_view, double, double) {}}},
+                          [](std::string_view, std::int64_t begin, std::span<float> out) {
+                            for (float& x : out) x = static_cast<float>(begin++ % 5);
+                          });
+  const io::SafetensorsFile file(path / "model.safetensors");
+  std::int64_t scales = 0, odd = 0;
   for (const auto& [name, entry] : file.tensors()) {
     EXPECT_EQ(entry.offset % size_of(*entry.type), 0) << name;
     scales += name.ends_with(".scales") ? 1 : 0;
+    odd += *entry.type == DType::bf16 && entry.elements % 2 == 1 ? 1 : 0;
   }
-  EXPECT_EQ(scales, 4 * coded.model.architecture().layers);  // c_attn, c_proj, c_fc, c_proj
+  EXPECT_EQ(scales, 7);  // q, k, v, o, gate, up, down
+  EXPECT_GT(odd, 0);
+  const auto model = io::HfModel::open(path);
+  EXPECT_EQ(values_of(model, "block.0.mlp.up.weight", 9, 3).size(), 3U);
 }
 
 TEST(HfCodes, RefuseWhatDoesNotFit) {
@@ -231,6 +252,38 @@ TEST(HfCodes, NameAScaleThatCannotBe) {
   const std::string text = message_of<DataError>([&] { values_of(model, kDown, 29, 1); });
   EXPECT_NE(text.find(name + "[2, 0] = -1: a scale is 0 or more"), std::string::npos) << text;
   EXPECT_NE(model.place(kDown, 29).find(name + "[2, 0]"), std::string::npos);
+}
+
+/// Nor is a code one that no number becomes: it would not be the same again.
+TEST(HfCodes, NameACodeThatCannotBe) {
+  for (const auto& [type, byte, value] :
+       {std::tuple{BlockType::int8, '\x80', "-128"}, std::tuple{BlockType::int4, '\x81', "-8"}}) {
+    SCOPED_TRACE(value);
+    const Coded coded("gpt2", {.type = type, .block = 16});
+    const fs::path path = coded.path / "model.safetensors";
+    const std::string name = "transformer.h.1.mlp.c_proj.weight.codes";
+    constexpr std::string_view kDown = "block.1.mlp.down.weight";
+    std::int64_t row_bytes = 0;
+    {
+      const io::SafetensorsFile file(path);
+      const auto entry = file.tensors().find(name);
+      ASSERT_NE(entry, file.tensors().end());
+      row_bytes = entry->second.shape[1];
+      std::fstream raw(path, std::ios::in | std::ios::out | std::ios::binary);
+      raw.seekp(entry->second.offset + 2 * row_bytes + 1);
+      raw.put(byte);
+    }
+    const std::int64_t columns = coded.model.architecture().ffn_hidden,
+                       column = type == BlockType::int8 ? 1 : 3;  // the second byte's upper half
+    const auto model = io::HfModel::open(coded.path);
+    EXPECT_NO_THROW(values_of(model, kDown, 2 * columns, column)) << "which is before it";
+    const std::string text =
+        message_of<DataError>([&] { values_of(model, kDown, 2 * columns + column, 1); });
+    EXPECT_NE(
+        text.find(fmt::format("{}, row 2, column {} = {}: no code is that", name, column, value)),
+        std::string::npos)
+        << text;
+  }
 }
 
 /// Nor may an output matrix that must be the embedding be codes, of which it would differ.
