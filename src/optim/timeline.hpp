@@ -46,8 +46,7 @@ class Timeline {
   double lr_scale_of_targets(std::int64_t step, std::int64_t targets) const;
   /// Whether that depends on the targets.
   bool lr_follows_targets() const {
-    return batch_.token_budget && !batch_.documents &&
-           batch_.lr_scaling != deck::LrScaling::none;
+    return batch_.token_budget && !batch_.documents && batch_.lr_scaling != deck::LrScaling::none;
   }
   /// Sequences, and tokens, consumed by steps 1 .. step.
   std::int64_t samples_after(std::int64_t step) const;
