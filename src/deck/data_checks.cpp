@@ -362,6 +362,9 @@ class DataChecker : DeckChecker {
                      "answers are drawn without, as by another model (leave dropout out)");
     refuse_with_kind("moe.jitter", model.moe.jitter > 0,
                      "answers are drawn without, as by another model (leave it out)");
+    refuse_with_kind("moe.dispatch",
+                     model.moe.experts > 0 && model.moe.dispatch != ExpertDispatch::exact,
+                     "answers are drawn of tokens as they are (use \"exact\")");
     refuse_with_kind("precision.matmul", deck_.precision.matmul == Matmul::fp8,
                      "answers are drawn by products of precision.compute (use \"same\")");
     refuse_with_kind("guard.spike", deck_.guard.spike != Spike::off,

@@ -196,9 +196,9 @@ class ExpertsChecker : DeckChecker {
   /// Terms of routers weigh as much as a sample's targets: of documents as if there were as many as
   /// there is room for.
   void documents() {
-    if (!usable({"batch.documents"}) || !deck_.batch.documents) return;
+    if (!usable({"batch.documents"}) || !deck_.batch.documents || !deck_.batch.token_budget) return;
     const std::string_view why = "it would weigh the more the fewer documents share a sequence";
-    not_with("batch.documents", "moe.aux_loss", moe_.aux_loss > 0, why, "use 0, or moe.bias");
+    not_with("batch.documents", "moe.aux_loss", moe_.aux_loss > 0, why, "use 0");
     not_with("batch.documents", "moe.z_loss", moe_.z_loss > 0, why, "leave it out");
   }
 

@@ -258,8 +258,9 @@ class Resolver {
       drop_if_set_aside("offload.optimizer_share", {"offload.optimizer"});
     for (const std::string& key : unused_optimizer_keys(deck.optimizer.name))
       drop_if_set_aside(key, {"optimizer.name"});
-    if (deck.batch.ramp.empty() && !deck.batch.token_budget)
-      drop_if_set_aside("batch.lr_scaling", {"batch.ramp", "batch.token_budget"});
+    const bool by_targets = deck.batch.token_budget && deck.task.kind != TaskKind::classify;
+    if (deck.batch.ramp.empty() && !by_targets)
+      drop_if_set_aside("batch.lr_scaling", {"batch.ramp", "batch.token_budget", "task.kind"});
     if (!deck.batch.token_budget || deck.task.kind != TaskKind::classify)
       drop_if_set_aside("batch.documents", {"batch.token_budget", "task.kind"});
   }

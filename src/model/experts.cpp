@@ -71,29 +71,18 @@ View exchange(UnitContext& u, const DispatchedTokens& to, const View& rows, cons
   return arrived;
 }
 
-/// Rounds rows for experts, on whatever ranks these are.
-class RoundedRows {
- public:
-  RoundedRows(UnitContext& u, const View& rows) : u_(u), rows_(rows.rows()), columns_(rows.cols()) {
-    codes = u.tensor(Keep::transient, DType::u8, {rows_, kFormat.bytes(columns_)});
-    u.run(kernels::Quantize{.x = rows.reshaped({1, rows_, columns_}),
-                            .code = codes.reshaped({rows_, 1, codes.cols()}),
-                            .format = kFormat});
-  }
-  View values(const View& of) const {
-    const View rows = u_.tensor(Keep::expensive, u_.compute(), {rows_, columns_});
-    u_.run(
-        SumQuantized{.code = of.reshaped({1, rows_, of.cols()}), .out = rows, .format = kFormat});
-    return rows;
-  }
+/// What rows become that are rounded for experts, on whatever ranks these are.
+constexpr BlockFormat kRounded{.type = BlockType::int8, .block = 128};
 
-  View codes;  // (R, bytes of a row)
-
- private:
-  static constexpr BlockFormat kFormat{.type = BlockType::int8, .block = 128};
-  UnitContext& u_;
-  std::int64_t rows_, columns_;
-};
+/// (R, bytes of a row) of rows (R, C).
+View codes_of(UnitContext& u, const View& rows, Keep keep) {
+  const std::int64_t count = rows.rows(), columns = rows.cols();
+  const View codes = u.tensor(keep, DType::u8, {count, kRounded.bytes(columns)});
+  u.run(kernels::Quantize{.x = rows.reshaped({1, count, columns}),
+                          .code = codes.reshaped({count, 1, codes.cols()}),
+                          .format = kRounded});
+  return codes;
+}
 
 /// Rows of this rank's tokens go where their experts are.
 View leave(UnitContext& u, const DispatchedTokens& to, const View& rows, Keep keep) {
@@ -166,8 +155,8 @@ DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const Rou
                       .source = u.tensor(Keep::cheap, DType::i32, {rows}),
                       .begins = u.tensor(Keep::cheap, DType::i32, {ranks, own + 1}),
                       .arrived = {},
-                      .rows = u.tensor(ranks > 1 || rounded ? Keep::transient : Keep::cheap,
-                                       u.compute(), {rows, c.hidden}),
+                      .codes = {},
+                      .rows = {},
                       .copies = n * k * own / c.experts.count};
   u.run(Dispatch{.experts = routed.experts,
                  .place = to.place,
@@ -177,7 +166,10 @@ DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const Rou
                  .all = c.experts.count,
                  .capacity = routed.capacity,
                  .parts = ranks});
-  u.run(SpreadRows{.x = routed.h, .source = to.source, .rows = to.rows, .choices = k});
+  const Keep keep = ranks > 1 ? Keep::transient : Keep::cheap;  // what experts read, if it is here
+  View sent = u.tensor(rounded ? Keep::transient : keep, u.compute(), {rows, c.hidden});
+  u.run(SpreadRows{.x = routed.h, .source = to.source, .rows = sent, .choices = k});
+  if (rounded) sent = codes_of(u, sent, keep);
   to.arrived = to.begins;
   if (ranks > 1) {
     to.arrived = u.tensor(Keep::expensive, DType::i32, {ranks, own + 1});
@@ -185,17 +177,18 @@ DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const Rou
                                  .receive = slots_of(to.arrived),
                                  .ranks = {.count = ranks},
                                  .remote = u.experts.remote});
+    sent = leave(u, to, sent, Keep::expensive);
   }
-  const auto there = [&](const View& own_rows, Keep keep) {
-    return ranks > 1 ? leave(u, to, own_rows, keep) : own_rows;
-  };
-  if (!rounded) {
-    to.rows = there(to.rows, Keep::expensive);
-    return to;
-  }
-  const RoundedRows codes(u, to.rows);
-  to.rows = codes.values(there(codes.codes, Keep::transient));
+  (rounded ? to.codes : to.rows) = sent;
   return to;
+}
+
+void read_tokens(UnitContext& u, const ModelConfig& c, DispatchedTokens& to) {
+  if (to.rows) return;
+  const std::int64_t count = to.codes.rows();
+  to.rows = u.tensor(Keep::cheap, u.compute(), {count, c.hidden});
+  u.run(SumQuantized{
+      .code = to.codes.reshaped({1, count, to.codes.cols()}), .out = to.rows, .format = kRounded});
 }
 
 void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedTokens& to,

@@ -31,7 +31,8 @@ struct DispatchedTokens {
   Range experts;               // of all these ranks
   View place, source, begins;  // of kernels::Dispatch
   View arrived;             // (ranks, G / ranks + 1) i32: where rows of this rank's experts begin
-  View rows;                // (R, C) that have arrived
+  View codes;               // (R, bytes) of rows that have arrived rounded, if they do
+  View rows;                // (R, C) that have arrived; of codes, once read_tokens() has made them
   std::int64_t copies = 0;  // that are expected of a slot
 };
 
@@ -48,6 +49,9 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
 
 DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                                  Range experts);
+
+/// Waits for copies that travel rounded, and makes rows of them, once for all chunks of experts.
+void read_tokens(UnitContext& u, const ModelConfig& c, DispatchedTokens& to);
 
 /// What these experts, of which `w` is a chunk, make of each copy, which begins its way back. What
 /// is computed before combine_experts() goes on beside it, as what is computed after

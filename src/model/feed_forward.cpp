@@ -110,6 +110,7 @@ void feed_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, B
       to = dispatch_tokens(u, c, s.routed, own);
     if (chunk.up_w) dense_up(u, c, chunk, s.h2, s.chunks[i]);
     const View of_experts = routes ? parts.next() : View{};
+    if (routes) read_tokens(u, c, to);
     if (routes) experts_forward(u, c, to, chunk.experts, s.experts[i]);
     if (chunk.up_w) dense_down(u, c, chunk, s.h2, sum.bias_of_part(), parts.next(), s.chunks[i]);
     if (routes) combine_experts(u, s.routed, s.experts[i], of_experts);

@@ -579,10 +579,17 @@ TEST(MakePlan, KeysTravelBesideAttention) {
 // Of every layer the way there and back of copies, forward and backward: one of each two exchanges
 // has the shared expert beside it.
 TEST(MakePlan, CopiesTravelBesideTheSharedExpert) {
-  for (const std::int64_t shared : {0, 12}) {
+  for (const auto& [shared, dispatch] :
+       {std::pair{0, ExpertDispatch::exact}, std::pair{12, ExpertDispatch::exact},
+        std::pair{12, ExpertDispatch::int8}}) {
+    SCOPED_TRACE(enum_word(dispatch));
     Case c = make_case(0, 2, 1, ReduceWhen::micro);
     model::ModelConfig& m = c.inputs.model.config;
-    m.experts = {.count = 4, .hidden = 8, .shared_hidden = shared, .routing = {.choices = 1}};
+    m.experts = {.count = 4,
+                 .hidden = 8,
+                 .shared_hidden = shared,
+                 .dispatch = dispatch,
+                 .routing = {.choices = 1}};
     m.bias = false;
     c.inputs.model.units = model::model_units(m);
     c.inputs.layout.mesh.experts = 2;
