@@ -1,7 +1,6 @@
 // Reading a Hugging Face directory.
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <set>

@@ -174,8 +174,7 @@ class Resolver {
     const std::int64_t longest = own_length ? model.rope_original_context : model.context;
     if (open("batch.sequence")) batch.sequence = batch.token_budget.value_or(longest);
     constexpr std::int64_t kTokens = 16;  // of a short document
-    if (open("batch.documents") && batch.token_budget &&
-        loaded_.deck.task.kind == TaskKind::classify)
+    if (open("batch.documents") && classes_share_sequences())
       batch.documents = ceil_div(*batch.token_budget, kTokens);
     if (batch.curriculum.start > 0 && batch.curriculum.end == 0)
       batch.curriculum.end = batch.sequence;
@@ -258,10 +257,10 @@ class Resolver {
       drop_if_set_aside("offload.optimizer_share", {"offload.optimizer"});
     for (const std::string& key : unused_optimizer_keys(deck.optimizer.name))
       drop_if_set_aside(key, {"optimizer.name"});
-    const bool by_targets = deck.batch.token_budget && deck.task.kind != TaskKind::classify;
+    const bool by_targets = deck.batch.token_budget && !classes_share_sequences();
     if (deck.batch.ramp.empty() && !by_targets)
       drop_if_set_aside("batch.lr_scaling", {"batch.ramp", "batch.token_budget", "task.kind"});
-    if (!deck.batch.token_budget || deck.task.kind != TaskKind::classify)
+    if (!classes_share_sequences())
       drop_if_set_aside("batch.documents", {"batch.token_budget", "task.kind"});
   }
 
@@ -269,6 +268,10 @@ class Resolver {
   static constexpr std::array kDropouts = {"model.dropout_embedding", "model.dropout_attention",
                                            "model.dropout_residual"};
 
+  /// Whether a micro-batch is documents that have a class each.
+  bool classes_share_sequences() const {
+    return loaded_.deck.batch.token_budget && loaded_.deck.task.kind == TaskKind::classify;
+  }
   bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
   bool by_set(std::string_view name) const {
     return !open(name) && loaded_.place(name).column == 0;

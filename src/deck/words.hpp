@@ -83,7 +83,7 @@ constexpr bool pools(TaskKind kind) {
 }
 /// Whether outputs are something else than tokens.
 constexpr bool has_own_head(TaskKind kind) { return has_classes(kind) || pools(kind); }
-/// Whether a sample is one document, followed by padding.
+/// Whether a sample is one document, followed by padding, unless batch.token_budget fills it.
 constexpr bool one_document_each(TaskKind kind) {
   return has_classes(kind) || has_pairs(kind) || draws_answers(kind);
 }
