@@ -18,7 +18,7 @@
 namespace tessera::io {
 
 /// How the matrices of parameter "STEM.weight" are called: "STEM.lora_a" (rank, in) and
-/// "STEM.lora_b" (out, rank).
+/// "STEM.lora_b" (out, rank), and of DoRA the lengths of rows: "STEM.lora_magnitude" (out).
 struct PeftExport {
   std::filesystem::path directory;  // made; must not exist, or be empty
   HfArchitecture architecture;
@@ -27,13 +27,15 @@ struct PeftExport {
   double alpha = 0;
   bool sqrt_rank = false;  // the sum is multiplied with alpha / sqrt(rank), else alpha / rank
   double dropout = 0;
-  std::string base;  // directory of the model; empty: not known
+  bool magnitudes = false;  // DoRA
+  std::string base;         // directory of the model; empty: not known
 };
 
 /// Writes a directory that PEFT loads beside the model. Where one tensor of the model is several
 /// parameters (GPT-2's c_attn), its A has the rows of all of theirs, and its B zeros but where a
 /// part meets its own. It appears whole or not at all. `stems`: the parameters that have adapters,
-/// without ".weight"; DataError where the directory has no place for one.
+/// without ".weight"; DataError where the directory has no place for one, and for magnitudes of a
+/// part of a tensor.
 void export_peft(const PeftExport& options, const std::set<std::string>& stems,
                  const std::function<void(std::string_view parameter, std::int64_t begin,
                                           std::span<float> out)>& source);
@@ -41,14 +43,15 @@ void export_peft(const PeftExport& options, const std::set<std::string>& stems,
 inline constexpr std::string_view kPeftConfigFile = "adapter_config.json",
                                   kPeftTensorsFile = "adapter_model.safetensors";
 /// How names of parameters end: of what an adapter is beside, and of its matrices.
-inline constexpr std::string_view kPeftWeight = ".weight", kPeftA = ".lora_a", kPeftB = ".lora_b";
+inline constexpr std::string_view kPeftWeight = ".weight", kPeftA = ".lora_a", kPeftB = ".lora_b",
+                                  kPeftMagnitude = ".lora_magnitude";
 /// What names of modules begin with in files.
 inline constexpr std::string_view kPeftModule = "base_model.model.";
 
 /// What an adapter_config.json says.
 struct PeftConfig {
   std::filesystem::path base;  // the model's directory, found
-  bool sqrt_rank = false;
+  bool sqrt_rank = false, magnitudes = false;
   double alpha = 0, dropout = 0;
   std::map<std::string, double> alphas;  // by the end of a module's name
 };
@@ -56,7 +59,8 @@ struct PeftConfig {
 /// DataError for what is not supported, and for a base that is not here.
 PeftConfig read_peft_config(const std::filesystem::path& directory);
 
-/// The adapters of a directory, as parameters "STEM.lora_a" and "STEM.lora_b" of one rank, the
+/// The adapters of a directory, as parameters "STEM.lora_a", "STEM.lora_b" and, if it has some,
+/// "STEM.lora_magnitude", of one rank, the
 /// largest in it: others have zeros behind theirs, and where what they add is multiplied otherwise,
 /// that is in B. Of a tensor that is several parameters each has its A.
 class PeftAdapters {
@@ -77,7 +81,7 @@ class PeftAdapters {
  private:
   struct Adapter {
     HfTensor tensor;  // of what it is beside
-    const SafetensorsEntry *a = nullptr, *b = nullptr;
+    const SafetensorsEntry *a = nullptr, *b = nullptr, *magnitude = nullptr;
     std::string module;
     double scale = 0;  // of what it adds
   };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/at.hpp"
 #include "core/error.hpp"
 #include "io/file.hpp"
 #include "io/hugging_face.hpp"
@@ -18,6 +19,7 @@ struct Module {
   std::string name;
   std::vector<HfTensor> parts;
   std::int64_t rank = 0;  // of all parts together
+  std::int64_t rows = 0;  // likewise
 };
 
 std::string stem_of(std::string_view name) {
@@ -34,6 +36,14 @@ std::vector<Module> modules_of(const PeftExport& options, std::set<std::string> 
     if (all.empty() || all.back().name != name) all.push_back({.name = name, .parts = {}});
     all.back().parts.push_back(tensor);
     all.back().rank += options.rank;
+    all.back().rows += tensor.rows();
+  }
+  for (const Module& module : all) {
+    if (!options.magnitudes || module.rows == module.parts[0].stored_rows) continue;
+    throw DataError(fmt::format(
+        "only {} of the {} rows of {} have adapters with magnitudes, and a PEFT directory has them "
+        "for all: write all of the model, with these added to its matrices (--merged)",
+        module.rows, module.parts[0].stored_rows, module.name));
   }
   if (stems.empty()) return all;
   throw DataError(
@@ -59,6 +69,7 @@ std::string config_text(const PeftExport& options, const std::vector<Module>& mo
       {"r", options.rank},
       {"lora_alpha", options.alpha},
       {"use_rslora", options.sqrt_rank},
+      {"use_dora", options.magnitudes},
       {"lora_dropout", options.dropout},
       {"target_modules", targets},
       {"rank_pattern", ranks},
@@ -99,6 +110,19 @@ void append_b(SafetensorsWriter& file, const Module& module, std::int64_t rank,
   file.append(all);
 }
 
+/// Magnitudes of all parts, in their rows of the tensor.
+void append_magnitudes(SafetensorsWriter& file, const Module& module,
+                       const ParameterSource& source) {
+  std::vector<float> all(static_cast<std::size_t>(module.rows));
+  for (const HfTensor& part : module.parts) {
+    std::vector<float> lengths(static_cast<std::size_t>(part.rows()));
+    source(stem_of(part.parameter) + std::string(kPeftMagnitude), 0, lengths);
+    for (std::int64_t i = 0; i < std::ssize(lengths); ++i)
+      at(all, part.stored_row(i)) = at(lengths, i);
+  }
+  file.append(all);
+}
+
 }  // namespace
 
 void export_peft(const PeftExport& options, const std::set<std::string>& stems,
@@ -110,6 +134,7 @@ void export_peft(const PeftExport& options, const std::set<std::string>& stems,
     const std::string name = std::string(kPeftModule) + module.name;
     tensors.push_back({name + ".lora_A.weight", {module.rank, module.parts[0].cols()}});
     tensors.push_back({name + ".lora_B.weight", {module.parts[0].stored_rows, module.rank}});
+    if (options.magnitudes) tensors.push_back({name + ".lora_magnitude_vector", {module.rows}});
   }
   PartialDirectory partial(directory.string() + ".partial");
   write_text(partial / kPeftConfigFile, config_text(options, modules));
@@ -117,6 +142,7 @@ void export_peft(const PeftExport& options, const std::set<std::string>& stems,
   for (const Module& module : modules) {
     append_a(file, module, options.rank, source);
     append_b(file, module, options.rank, source);
+    if (options.magnitudes) append_magnitudes(file, module, source);
   }
   file.publish();
   partial.publish(directory);

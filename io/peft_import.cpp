@@ -23,20 +23,11 @@ constexpr std::size_t kPeftProblemsShown = 20;
 
 /// Settings that change what an adapter computes, and are not supported: they must be absent,
 /// false, or empty.
-constexpr std::array kPeftRefused = {"use_dora",
-                                     "lora_bias",
-                                     "modules_to_save",
-                                     "layer_replication",
-                                     "use_qalora",
-                                     "target_parameters",
-                                     "megatron_config",
-                                     "alora_invocation_tokens",
-                                     "trainable_token_indices",
-                                     "use_bdlora",
-                                     "kasa_config",
-                                     "velora_config",
-                                     "monteclora_config",
-                                     "arrow_config"};
+constexpr std::array kPeftRefused = {
+    "lora_bias",         "modules_to_save", "layer_replication",       "use_qalora",
+    "target_parameters", "megatron_config", "alora_invocation_tokens", "trainable_token_indices",
+    "use_bdlora",        "kasa_config",     "velora_config",           "monteclora_config",
+    "arrow_config"};
 
 bool says_nothing(const JsonCursor& value) {
   return (value.is_boolean() && !value.boolean()) ||
@@ -111,6 +102,7 @@ PeftConfig read_peft_config(const fs::path& directory) {
   check_init(root);
   PeftConfig config{.base = find_base(directory, root),
                     .sqrt_rank = root.flag("use_rslora"),
+                    .magnitudes = root.flag("use_dora"),
                     .alpha = root["lora_alpha"].number(),
                     .dropout = root.find("lora_dropout") ? root["lora_dropout"].number() : 0,
                     .alphas = {}};
@@ -146,6 +138,15 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
     const std::string name = std::string(kPeftModule) + module;
     const SafetensorsEntry *a = find(name + ".lora_A.weight"), *b = find(name + ".lora_B.weight");
     if (a == nullptr && b == nullptr) continue;
+    const SafetensorsEntry* magnitude =
+        config_.magnitudes ? find(name + ".lora_magnitude_vector") : nullptr;
+    if (config_.magnitudes && (magnitude == nullptr || !magnitude->type ||
+                               magnitude->shape != std::vector<std::int64_t>{tensor.stored_rows})) {
+      problems.push_back(fmt::format(
+          "{}: lora_magnitude_vector is not ({}) of numbers, as use_dora and {} of the base {} say",
+          name, tensor.stored_rows, tensor.tensor, config_.base.string()));
+      continue;
+    }
     const std::int64_t rank = a != nullptr && a->shape.size() == 2 ? a->shape[0] : 0;
     if (rank < 1 || b == nullptr || a->shape[1] != tensor.cols() || !a->type || !b->type ||
         b->shape != std::vector<std::int64_t>{tensor.stored_rows, rank}) {
@@ -160,8 +161,12 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
       if (module == end || module.ends_with("." + end)) alpha = own;
     const std::string stem(
         tensor.parameter.substr(0, tensor.parameter.size() - kPeftWeight.size()));
-    adapters_[stem] = {
-        .tensor = tensor, .a = a, .b = b, .module = name, .scale = scale_of(alpha, rank)};
+    adapters_[stem] = {.tensor = tensor,
+                       .a = a,
+                       .b = b,
+                       .magnitude = magnitude,
+                       .module = name,
+                       .scale = scale_of(alpha, rank)};
     if (rank > rank_) rank_ = rank, alpha_ = alpha;
   }
   for (const std::string& name : left) {
@@ -195,8 +200,12 @@ std::vector<std::string> PeftAdapters::targets() const {
 }
 
 const PeftAdapters::Adapter* PeftAdapters::adapter_of(std::string_view parameter) const {
-  if (!parameter.ends_with(kPeftA) && !parameter.ends_with(kPeftB)) return nullptr;
-  const auto found = adapters_.find(parameter.substr(0, parameter.size() - kPeftA.size()));
+  const std::size_t end = parameter.rfind(".lora_");
+  if (end == parameter.npos) return nullptr;
+  const std::string_view what = parameter.substr(end);
+  const bool matrix = what == kPeftA || what == kPeftB;
+  if (!matrix && (what != kPeftMagnitude || !config_.magnitudes)) return nullptr;
+  const auto found = adapters_.find(parameter.substr(0, end));
   return found == adapters_.end() ? nullptr : &found->second;
 }
 
@@ -205,15 +214,24 @@ bool PeftAdapters::has(std::string_view parameter) const {
 }
 
 std::string PeftAdapters::place(std::string_view parameter, std::int64_t element) const {
-  const bool is_a = parameter.ends_with(kPeftA);
-  return fmt::format("{}: {}.lora_{}.weight, element {} of {}", file_.path().string(),
-                     adapter_of(parameter)->module, is_a ? 'A' : 'B', element, parameter);
+  const char* tensor = parameter.ends_with(kPeftA)   ? "lora_A.weight"
+                       : parameter.ends_with(kPeftB) ? "lora_B.weight"
+                                                     : "lora_magnitude_vector";
+  return fmt::format("{}: {}.{}, element {} of {}", file_.path().string(),
+                     adapter_of(parameter)->module, tensor, element, parameter);
 }
 
 void PeftAdapters::read(std::string_view parameter, std::int64_t begin,
                         std::span<float> out) const {
   const Adapter& adapter = *adapter_of(parameter);
   const std::int64_t rank = adapter.a->shape[0], columns = adapter.tensor.cols();
+  if (parameter.ends_with(kPeftMagnitude)) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::int64_t row = adapter.tensor.stored_row(begin + static_cast<std::int64_t>(i));
+      file_.read(*adapter.magnitude, row, out.subspan(i, 1));
+    }
+    return;
+  }
   std::ranges::fill(out, 0.0F);
   if (parameter.ends_with(kPeftA)) {
     const std::int64_t there = std::min(std::ssize(out), rank * columns - begin);

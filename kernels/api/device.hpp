@@ -15,6 +15,7 @@
 #include "kernels/api/experts.hpp"
 #include "kernels/api/heads.hpp"
 #include "kernels/api/linear.hpp"
+#include "kernels/api/magnitude.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/orthogonal.hpp"
@@ -40,6 +41,9 @@ namespace tessera::kernels {
   F(Linear) \
   F(LinearBackwardInput) \
   F(LinearBackwardWeight) \
+  F(RowSquares) \
+  F(ScaleColumns) \
+  F(MagnitudeBackward) \
   F(Attention) \
   F(AttentionBackward) \
   F(MergeAttention) \

@@ -421,7 +421,25 @@ class Bench {
     const View pooled = memory.floats(type_, {samples, columns});
     row(Pool{.x = x, .out = pooled}, text(x));
     row(PoolBackward{.d_out = pooled, .d_x = x}, text(x));
+    magnitudes(rows, columns);
     classifiers(m, ids.reshaped({rows}));
+  }
+
+  /// As of a matrix of so many rows, and of a product of so many tokens.
+  void magnitudes(std::int64_t rows, std::int64_t columns) {
+    BenchMemory memory(tier_);
+    const View x = memory.floats(type_, {rows, columns}), y = memory.floats(type_, {rows, columns}),
+               update = memory.floats(DType::f32, {rows, columns}),
+               lengths = memory.floats(DType::f32, {rows}),
+               squares = memory.floats(DType::f32, {columns}),
+               factors = memory.floats(type_, {columns}),
+               gradient = memory.floats(DType::f32, {columns});
+    row(RowSquares{.weight = x, .update = update, .out = lengths}, text(x));
+    row(
+        ScaleColumns{
+            .x = update, .magnitude = factors, .squares = squares, .bias = factors, .out = y},
+        text(x));
+    row(MagnitudeBackward{.d_y = x, .x = y, .squares = squares, .out = gradient}, text(x));
   }
 
   void classifiers(const BenchModel& m, const View& targets) {

@@ -61,6 +61,8 @@ class AdapterChecker : DeckChecker {
              "leave it out");
     not_with(kind, "memory.ffn", deck_.memory.ffn > 0, "adapters keep all that their layers read",
              "use 0");
+    not_with(kind, "zero.tiles", adapter_.kind == AdapterKind::dora && deck_.zero.tiles > 1,
+             "lengths of rows are of whole matrices", "use 1");
     const bool blocks = deck_.zero.quantize.gradients != QuantizedGradients::none &&
                         deck_.zero.quantize.gradients != QuantizedGradients::automatic;
     not_with(kind, "zero.quantize.gradients", blocks,

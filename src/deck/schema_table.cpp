@@ -502,8 +502,9 @@ constexpr SchemaRow kRows[] = {
          .on_resume = event}),
     row<&Deck::model, &ModelSection::adapter, &AdapterSection::kind>(
         "adapter.kind",
-        "what the sum is multiplied with: lora, alpha / rank; rslora, alpha / sqrt(rank); none: "
-        "there are no adapters, and all of the model is trained",
+        "what the sum is multiplied with: lora, alpha / rank; rslora, alpha / sqrt(rank); dora, "
+        "alpha / rank, and rows of W + s B A have lengths that are trained too (Liu et al. 2024), "
+        "those of W at the start; none: there are no adapters, and all of the model is trained",
         {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::adapter, &AdapterSection::rank>(
         "adapter.rank", "rows of A (drawn from run.seed), columns of B (0 at the start)",

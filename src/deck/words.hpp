@@ -43,8 +43,9 @@ enum class Preset {
 enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam, onebit_lamb };
 enum class WholeAttention { projections, heads };
 /// Matrices of low rank beside frozen ones, whose sum is multiplied with alpha / rank (Hu et al.
-/// 2021, LoRA) or with alpha / sqrt(rank) (Kalajdzievski 2023, rsLoRA).
-enum class AdapterKind { none, lora, rslora };
+/// 2021, LoRA) or with alpha / sqrt(rank) (Kalajdzievski 2023, rsLoRA); or with alpha / rank, where
+/// rows of what they make together have lengths that are learned (Liu et al. 2024, DoRA).
+enum class AdapterKind { none, lora, rslora, dora };
 /// What frozen matrices of layers are kept as (Dettmers et al. 2023, QLoRA): elements, or codes
 /// with a scale a block.
 enum class FrozenType { none, int8, int4, nf4 };
@@ -235,7 +236,7 @@ template <>
 struct EnumWords<deck::AdapterKind> {
   using enum deck::AdapterKind;
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{lora, "lora"},
-                                       std::pair{rslora, "rslora"}};
+                                       std::pair{rslora, "rslora"}, std::pair{dora, "dora"}};
 };
 template <>
 struct EnumWords<deck::FrozenType> {

@@ -73,7 +73,8 @@ Adapters::Adapters(UnitContext& u, const AdapterConfig& config, std::span<const 
       const ParamDesc& a = unit.unit->params[i];
       const auto stem = adapted_by(a.name);
       if (!stem) continue;
-      const std::string w_name = *stem + ".weight", b_name = *stem + std::string(kAdapterB);
+      const std::string w_name = *stem + ".weight", b_name = *stem + std::string(kAdapterB),
+                        m_name = *stem + std::string(kAdapterMagnitude);
       Adapter adapter{.site = adapter_target(unit.unit->layer, w_name).value(),
                       .columns = a.shape[1],
                       .rows_a = a.shape[0],
@@ -82,11 +83,15 @@ Adapters::Adapters(UnitContext& u, const AdapterConfig& config, std::span<const 
                       .w = views_of(weights, w_name),
                       .a = views_of(weights, a.name),
                       .b = views_of(weights, b_name),
+                      .m = views_of(weights, m_name),
                       .d_a = views_of(gradients, a.name),
                       .d_b = views_of(gradients, b_name),
+                      .d_m = views_of(gradients, m_name),
+                      .squares = {},
                       .first_column = {},
                       .a_parts = {},
-                      .b_parts = {}};
+                      .b_parts = {},
+                      .m_parts = {}};
       for (std::int64_t chunk = own.begin; chunk < own.end; ++chunk)
         adapter.first_column.push_back(a.part(chunk, u.tensor_region().cut).columns.begin);
       adapters_.push_back(std::move(adapter));
@@ -107,6 +112,8 @@ std::vector<Adapters::Passage> Adapters::passages_beside(const Linear& product) 
                        .column = column,
                        .x = product.x,
                        .t = {},
+                       .y = {},
+                       .d_out = {},
                        .d_y = {},
                        .d_t = {}});
     }
@@ -187,19 +194,105 @@ void Adapters::add_update(const Passage& p, const View& y) {
   u_.run(Convert{.x = update, .out = y.col_range(p.column, p.rows.count()), .write = Write::add});
 }
 
+/// out[n] = |w_n + scale b_n A|^2. The sum is only there for some rows at once.
+void Adapters::square_rows(const View& w, const View& a, const View& b, const View& out) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 22;  // elements
+  const std::int64_t each = std::max<std::int64_t>(1, kMost / w.cols());
+  for (std::int64_t r = 0; r < w.rows(); r += each) {
+    const std::int64_t n = std::min(each, w.rows() - r);
+    const View update = u_.tensor(Keep::transient, DType::f32, {n, w.cols()});
+    u_.run_once(LinearBackwardInput{.d_y = b.row_range(r, n), .weight = a, .d_x = update});
+    u_.run_once(RowSquares{.weight = w.row_range(r, n),
+                           .update = update,
+                           .scale = config_.scale,
+                           .out = out.range(r, n)});
+  }
+}
+
+/// Once for all chunks that this rank has: where each has columns of all rows, they are summed.
+void Adapters::make_squares(Adapter& adapter) {
+  if (!adapter.squares.empty()) return;
+  const auto own = static_cast<std::int64_t>(adapter.w.size());
+  const std::int64_t rows = adapter.w.front().rows();
+  const bool summed = !adapter.whole_a && !u_.tensor_region().whole();
+  View parts;
+  if (summed) parts = u_.tensor(Keep::transient, DType::f32, {own, rows});
+  for (std::int64_t i = 0; i < own; ++i) {
+    const View& w = at(adapter.w, i);
+    const View out =
+        summed ? parts.range(i * rows, rows) : u_.tensor(Keep::expensive, DType::f32, {w.rows()});
+    square_rows(w, of_chunk(adapter.a, i), of_chunk(adapter.b, i), out);
+    if (!summed) adapter.squares.push_back(out);
+  }
+  if (summed) adapter.squares = {sum_over_chunks(u_, parts, Keep::expensive)};
+}
+
+View Adapters::squares_of(const Passage& p) {
+  return of_chunk(p.adapter->squares, p.chunk).range(p.rows.begin, p.rows.count());
+}
+
+/// What backward wants of y, in the compute type.
+void Adapters::keep_unscaled(std::vector<Passage>& beside, const View& y) {
+  View kept = y;
+  if (u_.compute() != DType::f32) {
+    kept = u_.activation(Keep::expensive, y.cols());
+    u_.run(Convert{.x = y, .out = kept});
+  }
+  for (Passage& p : beside) p.y = kept.col_range(p.column, p.rows.count());
+}
+
+/// Multiplies columns that adapters have rows for with these rows' magnitudes over their lengths,
+/// and adds the bias, if there is one, to all.
+void Adapters::scale(const std::vector<const Passage*>& beside, const View& x, const View& bias,
+                     const View& out) {
+  const auto run = [&](Range columns, const View& magnitude, const View& squares) {
+    if (columns.empty()) return;
+    const auto of = [&](const View& v) { return v.col_range(columns.begin, columns.count()); };
+    if (!magnitude && !bias) return u_.run(Convert{.x = of(x), .out = of(out)});
+    u_.run(ScaleColumns{.x = of(x),
+                        .magnitude = magnitude,
+                        .squares = squares,
+                        .bias = bias ? bias.range(columns.begin, columns.count()) : View{},
+                        .out = of(out)});
+  };
+  std::int64_t done = 0;
+  for (const Passage* p : beside) {
+    TESSERA_CHECK(p->column >= done, "columns from {} behind those before {}", p->column, done);
+    make_squares(*p->adapter);
+    run({done, p->column}, {}, {});
+    done = p->column + p->rows.count();
+    run({p->column, done}, of_chunk(p->adapter->m, p->chunk).range(p->rows.begin, p->rows.count()),
+        squares_of(*p));
+  }
+  run({done, x.cols()}, {}, {});
+}
+
 void Adapters::multiply(const Linear& product) {
   auto beside = passages_beside(product);
   if (beside.empty()) return u_.run(product);
   Linear own = product_of(product);
-  const View y = own.y;
-  own.y = in_f32(y);
+  const View y = own.y, bias = own.bias;
+  if (config_.magnitudes) {
+    own.bias = {};
+    own.y = u_.tensor(u_.compute() == DType::f32 ? Keep::expensive : Keep::transient, DType::f32,
+                      {u_.micro_batch().batch, u_.micro_batch().sequence, y.cols()});
+  } else {
+    own.y = in_f32(y);
+  }
   u_.run(own);
   for (Passage& p : beside) {
     make_t(p);
     add_update(p, own.y);
-    passages_.push_back(p);
   }
-  if (own.y.data != y.data) u_.run(Convert{.x = own.y, .out = y});
+  if (config_.magnitudes) {
+    keep_unscaled(beside, own.y);
+    std::vector<const Passage*> all;
+    for (const Passage& p : beside) all.push_back(&p);
+    scale(all, own.y, bias, y);
+  } else if (own.y.data != y.data) {
+    u_.run(Convert{.x = own.y, .out = y});
+  }
+  passages_.insert(passages_.end(), beside.begin(), beside.end());
   if (product.preactivation) u_.run(activation_of(product));
 }
 
@@ -237,8 +330,13 @@ void Adapters::multiply(const LinearBackwardInput& product) {
   LinearBackwardInput own = product_of(product);
   const View d_x = own.d_x;
   own.d_x = in_f32(d_x);
+  if (config_.magnitudes) {
+    for (Passage* p : beside) p->d_out = product.d_y.col_range(p->column, p->rows.count());
+    own.d_y = u_.activation(Keep::transient, product.d_y.cols());
+    scale({beside.begin(), beside.end()}, product.d_y, {}, own.d_y);
+  }
   u_.run(own);
-  for (Passage* p : beside) add_input_gradient(*p, product.d_y, own.d_x);
+  for (Passage* p : beside) add_input_gradient(*p, own.d_y, own.d_x);
   if (own.d_x.data != d_x.data) u_.run(Convert{.x = own.d_x, .out = d_x});
   if (product.preactivation) u_.run(activation_of(product));
 }
@@ -260,10 +358,10 @@ void Adapters::gradients_of(Passage& p, Write write) {
   Adapter& adapter = *p.adapter;
   // Beside keys and values that are whole, a chunk has rows of the heads that it reads.
   const bool some = adapter.whole_a && adapter.whole_b && !u_.tensor_region().whole();
+  const Write into_part = some ? Write::add : Write::overwrite;
   const auto add = [&](const View& gradient, View* parts, const View& d_y, const View& x,
                        Range rows) {
     const View place = parts != nullptr ? part_of(*parts, gradient, p, some) : gradient;
-    const Write into_part = some ? Write::add : Write::overwrite;
     u_.run(LinearBackwardWeight{.d_y = d_y,
                                 .x = x,
                                 .d_weight = place.row_range(rows.begin, rows.count()),
@@ -272,6 +370,15 @@ void Adapters::gradients_of(Passage& p, Write write) {
   };
   add(of_chunk(adapter.d_b, p.chunk), adapter.whole_b ? &adapter.b_parts : nullptr, p.d_y, p.t,
       p.rows);
+  if (config_.magnitudes) {
+    const View& gradient = of_chunk(adapter.d_m, p.chunk);
+    const View place = adapter.whole_b ? part_of(adapter.m_parts, gradient, p, some) : gradient;
+    u_.run(MagnitudeBackward{.d_y = p.d_out,
+                             .x = p.y,
+                             .squares = squares_of(p),
+                             .out = place.range(p.rows.begin, p.rows.count()),
+                             .write = place.data == gradient.data ? write : into_part});
+  }
   add(of_chunk(adapter.d_a, p.chunk), adapter.whole_a ? &adapter.a_parts : nullptr, p.d_t,
       dropped_out(p), {0, adapter.rows_a});
 }

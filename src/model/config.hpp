@@ -86,11 +86,12 @@ struct DropoutRates {
 constexpr DropoutRates same_dropout(float p) { return {p, p, p}; }
 
 /// Matrices of low rank beside those that `targets` name, which are all that is trained (Hu et al.
-/// 2021, LoRA).
+/// 2021, LoRA), with the lengths of rows if so wanted (Liu et al. 2024, DoRA).
 struct AdapterConfig {
   std::int64_t rank = 0;             // 0: there are none
   float scale = 1;                   // of what they add
   float dropout = 0;                 // of what they read
+  bool magnitudes = false;           // rows of the sum have lengths of their own (DoRA)
   std::vector<std::string> targets;  // patterns of names of parameters
 };
 

@@ -172,6 +172,8 @@ class UnitContext {
   /// sequences, products and sums over rows are made share by share, so that they have the shapes,
   /// and sums the order, that they have where ranks have one share each.
   void run(const kernels::KernelCall& call);
+  /// The same of an operation that has no rows of tokens, however many rows it has.
+  void run_once(kernels::KernelCall call);
 
   /// Runs one of a block's matrix products with the blocks' operand format, and with what adapters
   /// add to it.

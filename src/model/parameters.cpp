@@ -339,6 +339,10 @@ void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
     if (p.tensor_axis == 1) a = cut(std::move(a), 1, p.granule);
     unit.params.push_back(std::move(a));
     unit.params.push_back(std::move(b));
+    if (!adapter.magnitudes) continue;
+    ParamDesc magnitude = vector(stem + std::string(kAdapterMagnitude), out, Init::ones);
+    if (p.tensor_axis == 0) magnitude = cut(std::move(magnitude), 0, p.granule);
+    unit.params.push_back(std::move(magnitude));
   }
   if (!unit.params.empty()) units.push_back(std::move(unit));
 }
@@ -383,9 +387,21 @@ std::optional<std::size_t> adapter_target(std::string_view layer, std::string_vi
   return std::nullopt;
 }
 
+namespace {
+
+std::optional<std::string> without_end(std::string_view name, std::string_view end) {
+  if (!name.ends_with(end)) return std::nullopt;
+  return std::string(name.substr(0, name.size() - end.size()));
+}
+
+}  // namespace
+
 std::optional<std::string> adapted_by(std::string_view parameter) {
-  if (!parameter.ends_with(kAdapterA)) return std::nullopt;
-  return std::string(parameter.substr(0, parameter.size() - kAdapterA.size()));
+  return without_end(parameter, kAdapterA);
+}
+
+std::optional<std::string> measured_by(std::string_view parameter) {
+  return without_end(parameter, kAdapterMagnitude);
 }
 
 std::int64_t ParamDesc::elements() const {

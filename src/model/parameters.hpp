@@ -140,8 +140,10 @@ inline constexpr std::array<std::string_view, 13> kAdapterTargets = {
 /// not of the model, and so is in no file of models.
 inline constexpr std::string_view kRouterShares = ".mlp.router.shares";
 
-/// How the names of an adapter's matrices end, in place of ".weight".
-inline constexpr std::string_view kAdapterA = ".lora_a", kAdapterB = ".lora_b";
+/// How the names of an adapter's matrices end, in place of ".weight", and of its magnitudes (out),
+/// which begin as the lengths of that matrix's rows.
+inline constexpr std::string_view kAdapterA = ".lora_a", kAdapterB = ".lora_b",
+                                  kAdapterMagnitude = ".lora_magnitude";
 
 /// Whether a parameter of a unit may be kept as codes, where no tensor ranks divide it: those of
 /// frozen layers (ModelConfig::frozen_codes), and those of a directory.
@@ -151,6 +153,8 @@ bool may_be_codes(const UnitDesc& unit, const ParamDesc& p);
 std::optional<std::size_t> adapter_target(std::string_view layer, std::string_view parameter);
 /// What an adapter's first matrix is beside, without ".weight"; nothing of another parameter.
 std::optional<std::string> adapted_by(std::string_view parameter);
+/// What magnitudes are of, without ".weight"; nothing of another parameter.
+std::optional<std::string> measured_by(std::string_view parameter);
 
 /// What parts of a layer are units of their own.
 struct UnitDivision {

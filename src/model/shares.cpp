@@ -144,6 +144,14 @@ class ByShares {
                });
     return true;
   }
+  bool operator()(const MagnitudeBackward& a) const {
+    TESSERA_CHECK(a.x.rows() == rows_, "{} rows, not {}", a.x.rows(), rows_);
+    each_share(a, {&MagnitudeBackward::out}, &MagnitudeBackward::write,
+               [&](MagnitudeBackward& own, std::int64_t share) {
+                 own.d_y = rows_of(a.d_y, share), own.x = rows_of(a.x, share);
+               });
+    return true;
+  }
   bool operator()(const NormBackward& a) const {
     TESSERA_CHECK(a.sum.extent(0) % shares_ == 0, "{} sequences in {} shares", a.sum.extent(0),
                   shares_);
@@ -242,17 +250,19 @@ class ByShares {
 }  // namespace
 
 void UnitContext::run(const KernelCall& call) {
-  const auto whole = [this](KernelCall own) {
-    const std::int64_t bytes = device_.scratch_bytes(own);
-    if (bytes > 0) {
-      std::visit([&](auto& args) { args.scratch = tensor(Keep::transient, DType::u8, {bytes}); },
-                 own);
-    }
-    device_.run(own);
-  };
+  const auto whole = [this](const KernelCall& own) { run_once(own); };
   if (context.cut() && std::visit(ByChunks(*this, whole), call)) return;
   if (context.own() > 1 && std::visit(ByShares(*this, whole), call)) return;
-  whole(call);
+  run_once(call);
+}
+
+void UnitContext::run_once(KernelCall call) {
+  const std::int64_t bytes = device_.scratch_bytes(call);
+  if (bytes > 0) {
+    std::visit([&](auto& args) { args.scratch = tensor(Keep::transient, DType::u8, {bytes}); },
+               call);
+  }
+  device_.run(call);
 }
 
 ShareSum::ShareSum(UnitContext& u, const View& gradient) : u_(u), gradient_(gradient) {

@@ -98,6 +98,15 @@ View ChunkSum::finish() {
   return out;
 }
 
+View sum_over_chunks(UnitContext& u, const View& parts, Keep keep) {
+  const TensorRegion& tensor = u.tensor_region();
+  const std::int64_t n = parts.cols();
+  const View all = u.tensor(keep, DType::f32, {tensor.cut.ranks > 1 ? padded(tensor, n) : n});
+  u.run_once(TreeSum{.parts = parts, .out = all.range(0, n)});
+  if (tensor.cut.ranks > 1) sum_over_ranks(u, all, n, DType::f32);
+  return all.range(0, n);
+}
+
 Summands::Summands(UnitContext& u, const View& out, std::int64_t count) : u_(u), out_(out) {
   if (count > 1) parts_ = u.tensor(Keep::transient, DType::f32, {count, out.elements()});
 }

@@ -41,6 +41,10 @@ class ChunkSum {
   Keep keep_;
 };
 
+/// The sum over all chunks, other ranks' included, of (own chunks, n) f32, in an aligned binary
+/// tree: (n) f32, on every rank.
+View sum_over_chunks(UnitContext& u, const View& parts, Keep keep);
+
 /// Several summands of one result, which are added in f32 and rounded once; of a single one the
 /// result is its own place.
 class Summands {

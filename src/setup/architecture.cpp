@@ -1,6 +1,7 @@
 #include "setup/architecture.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "io/hf_config.hpp"
 #include "io/hugging_face.hpp"
@@ -39,11 +40,17 @@ void add_adapter_keys(std::vector<deck::ArchitectureKey>& keys, const std::strin
                       const io::HfConfig& base) {
   const io::PeftAdapters adapters(directory, base.architecture);
   const std::string place = (std::filesystem::path(directory) / io::kPeftConfigFile).string();
-  const deck::AdapterKind kind =
-      adapters.config().sqrt_rank ? deck::AdapterKind::rslora : deck::AdapterKind::lora;
+  const io::PeftConfig& said = adapters.config();
+  const deck::AdapterKind kind = said.magnitudes  ? deck::AdapterKind::dora
+                                 : said.sqrt_rank ? deck::AdapterKind::rslora
+                                                  : deck::AdapterKind::lora;
+  // dora divides by the rank, whatever PEFT does.
+  const double alpha = said.magnitudes && said.sqrt_rank
+                           ? adapters.alpha() * std::sqrt(static_cast<double>(adapters.rank()))
+                           : adapters.alpha();
   keys.push_back({"adapter.kind", std::string(enum_word(kind)), place});
   keys.push_back({"adapter.rank", adapters.rank(), place});
-  keys.push_back({"adapter.alpha", adapters.alpha(), place});
+  keys.push_back({"adapter.alpha", alpha, place});
   keys.push_back({"adapter.dropout", adapters.config().dropout, place, false});
   keys.push_back({"adapter.targets", adapters.targets(), place});
 }

@@ -103,6 +103,7 @@ model::AdapterConfig adapter_config(const deck::AdapterSection& a) {
   return {.rank = a.rank,
           .scale = static_cast<float>(scale),
           .dropout = static_cast<float>(a.dropout),
+          .magnitudes = a.kind == deck::AdapterKind::dora,
           .targets = a.targets};
 }
 

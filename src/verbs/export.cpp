@@ -43,6 +43,7 @@ void export_adapters(const ExportOptions& o, const ModelSource& source, DType ty
                    .alpha = adapter.alpha,
                    .sqrt_rank = adapter.kind == deck::AdapterKind::rslora,
                    .dropout = adapter.dropout,
+                   .magnitudes = adapter.kind == deck::AdapterKind::dora,
                    .base = base},
                   stems, [&](std::string_view name, std::int64_t begin, std::span<float> out) {
                     source.parameters(*by_name.find(name)->second,

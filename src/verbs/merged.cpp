@@ -1,9 +1,11 @@
 #include "verbs/merged.hpp"
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "core/at.hpp"
 #include "deck/load.hpp"
 #include "io/finite.hpp"
 #include "setup/inputs.hpp"
@@ -13,6 +15,7 @@ namespace {
 
 struct Adapter {
   model::ParamDesc a, b;
+  std::optional<model::ParamDesc> magnitude;
 };
 using Adapters = std::map<std::string, Adapter, std::less<>>;  // by what they are beside
 
@@ -21,30 +24,42 @@ Adapters adapters_of(const model::ModelConfig& config) {
   for (const model::UnitDesc& unit : model::model_units(config)) {
     for (std::size_t i = 0; i < unit.params.size(); ++i) {
       const auto stem = model::adapted_by(unit.params[i].name);
-      if (stem) all[*stem + ".weight"] = {unit.params[i], unit.params[i + 1]};
+      if (!stem) continue;
+      Adapter& adapter = all[*stem + ".weight"];
+      adapter = {.a = unit.params[i], .b = unit.params[i + 1], .magnitude = {}};
+      if (config.adapter.magnitudes) adapter.magnitude = unit.params[i + 2];
     }
   }
   return all;
 }
 
-/// Adds s B A to elements of a matrix.
-void add_product(const Adapter& adapter, double scale, const train::ParameterSource& source,
-                 Range range, std::span<float> out) {
-  const std::int64_t rank = adapter.a.shape[0], columns = adapter.a.shape[1];
-  const std::int64_t first = range.begin / columns, end = (range.end - 1) / columns + 1;
-  std::vector<float> a(static_cast<std::size_t>(rank * columns)),
-      b(static_cast<std::size_t>((end - first) * rank));
+/// Rows [range) of W + s B A, with their magnitudes if there are some.
+std::vector<double> merged_rows(const model::ParamDesc& matrix, const Adapter& adapter,
+                                double scale, const train::ParameterSource& source, Range range) {
+  const std::int64_t rank = adapter.a.shape[0], columns = adapter.a.shape[1], rows = range.count();
+  std::vector<float> w(static_cast<std::size_t>(rows * columns)),
+      a(static_cast<std::size_t>(rank * columns)), b(static_cast<std::size_t>(rows * rank)),
+      magnitudes(static_cast<std::size_t>(rows));
+  source(matrix, {range.begin * columns, range.end * columns}, w);
   source(adapter.a, {0, rank * columns}, a);
-  source(adapter.b, {first * rank, end * rank}, b);
-  for (std::int64_t i = range.begin; i < range.end; ++i) {
-    double sum = 0;
+  source(adapter.b, {range.begin * rank, range.end * rank}, b);
+  if (adapter.magnitude) source(*adapter.magnitude, range, magnitudes);
+  std::vector<double> all(w.begin(), w.end());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const auto row = std::span(all).subspan(static_cast<std::size_t>(r * columns),
+                                            static_cast<std::size_t>(columns));
     for (std::int64_t k = 0; k < rank; ++k) {
-      sum += static_cast<double>(b[static_cast<std::size_t>((i / columns - first) * rank + k)]) *
-             static_cast<double>(a[static_cast<std::size_t>(k * columns + i % columns)]);
+      const double factor = scale * static_cast<double>(at(b, r * rank + k));
+      for (std::int64_t c = 0; c < columns; ++c)
+        at(row, c) += factor * static_cast<double>(at(a, k * columns + c));
     }
-    float& x = out[static_cast<std::size_t>(i - range.begin)];
-    x = static_cast<float>(static_cast<double>(x) + scale * sum);
+    if (!adapter.magnitude) continue;
+    double squares = 0;
+    for (const double x : row) squares += x * x;
+    if (squares == 0) continue;
+    for (double& x : row) x *= static_cast<double>(at(magnitudes, r)) / std::sqrt(squares);
   }
+  return all;
 }
 
 }  // namespace
@@ -60,10 +75,13 @@ ModelSource merged(const ModelSource& source, std::optional<DType> finite_as) {
   const auto sum = [adapters, scale = static_cast<double>(config.adapter.scale),
                     read = source.parameters](const model::ParamDesc& p, Range range,
                                               std::span<float> out) {
-    read(p, range, out);
     const auto adapter = adapters->find(p.name);
-    if (adapter != adapters->end() && !range.empty())
-      add_product(adapter->second, scale, read, range, out);
+    if (adapter == adapters->end() || range.empty()) return read(p, range, out);
+    const std::int64_t columns = p.shape[1];
+    const Range rows = {range.begin / columns, (range.end - 1) / columns + 1};
+    const auto values = merged_rows(p, adapter->second, scale, read, rows);
+    for (std::int64_t i = range.begin; i < range.end; ++i)
+      at(out, i - range.begin) = static_cast<float>(at(values, i - rows.begin * columns));
   };
   all.parameters = checked(sum, finite_as,
                            [name = source.name](const model::ParamDesc& p, std::int64_t element) {

@@ -5,8 +5,9 @@
 
 namespace tessera::verbs {
 
-/// A model without adapters that computes the same, but for rounding: W + s B A, summed in double
-/// and rounded once, and checked() for `finite_as`. Its deck has none either.
+/// A model without adapters that computes the same, but for rounding: W + s B A, with magnitudes if
+/// it has some, in double and rounded once, and checked() for `finite_as`. Its deck has none
+/// either.
 ModelSource merged(const ModelSource& source, std::optional<DType> finite_as);
 
 }  // namespace tessera::verbs

@@ -24,10 +24,14 @@ class Model:
         self.llama = self.m["family"] == "llama"
 
     def linear(self, x, at):
-        y = F.linear(x, self.w[f"{at}.weight"], self.w.get(f"{at}.bias"))
+        weight, bias = self.w[f"{at}.weight"], self.w.get(f"{at}.bias")
         if f"{at}.lora_a" not in self.w:
-            return y
-        return y + self.scale * (x @ self.w[f"{at}.lora_a"].T @ self.w[f"{at}.lora_b"].T)
+            return F.linear(x, weight, bias)
+        a, b = self.w[f"{at}.lora_a"], self.w[f"{at}.lora_b"]
+        y = F.linear(x, weight) + self.scale * (x @ a.T @ b.T)
+        if f"{at}.lora_magnitude" in self.w:
+            y = y * self.w[f"{at}.lora_magnitude"] / (weight + self.scale * b @ a).norm(dim=1).detach()
+        return y if bias is None else y + bias
 
     def norm(self, x, at):
         if self.llama:

@@ -71,5 +71,9 @@ save("peft_ranks", HERE / "qwen2", r=2, lora_alpha=3, target_modules=["q_proj", 
 save("peft_phi3", HERE / "phi3", r=2, lora_alpha=3,
      target_modules=["qkv_proj", "o_proj", "gate_up_proj"])
 save("peft_neox", HERE / "gpt_neox", r=2, lora_alpha=3, target_modules=["query_key_value"])
+save("peft_dora", HERE / "llama3", r=3, lora_alpha=4, use_dora=True,
+     target_modules=["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])
+save("peft_gpt2_dora", DATA / "oracle" / "gpt2", r=2, lora_alpha=3, use_dora=True, use_rslora=True,
+     fan_in_fan_out=True, target_modules=["c_attn", "c_fc"])
 save("peft_gpt2", DATA / "oracle" / "gpt2", r=2, lora_alpha=3, fan_in_fan_out=True,
      target_modules=["c_attn", "c_fc"])

@@ -78,6 +78,9 @@ inline constexpr std::int64_t kMostFewRows = 32;
      absent. */ \
   F(multiply_few_rows, void(const View& x, const View& weight, const View& bias, const View& y, \
     Range columns)) \
+  F(row_squares, void(const RowSquares&, Range rows)) \
+  F(scale_columns, void(const ScaleColumns&, Range rows)) \
+  F(magnitude_backward, void(const MagnitudeBackward&, Range columns)) \
   F(square_polynomial, void(const SquarePolynomial&, Range rows)) \
   /* out (+)= x for matrices of equal shape. */ \
   F(convert, void(const View& x, const View& out, Write, Range rows)) \

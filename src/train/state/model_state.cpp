@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/at.hpp"
 #include "core/hash.hpp"
 #include "core/random.hpp"
 #include "io/box.hpp"
@@ -80,6 +81,33 @@ ParameterSource initial_values(std::uint64_t seed) {
       out[static_cast<std::size_t>(i)] = static_cast<float>(p.init_std * x);
     }
   };
+}
+
+void fill_row_lengths(const model::ParamDesc& magnitudes, std::span<const model::UnitDesc> units,
+                      const ParameterSource& source, Range range, std::span<float> out) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;  // elements at a time
+  const std::string name = model::measured_by(magnitudes.name).value() + ".weight";
+  const model::ParamDesc* matrix = nullptr;
+  for (const model::UnitDesc& unit : units) {
+    for (const model::ParamDesc& p : unit.params)
+      if (p.name == name) matrix = &p;
+  }
+  TESSERA_CHECK(matrix != nullptr, "{} is of no matrix", magnitudes.name);
+  const std::int64_t columns = matrix->shape[1], each = std::max<std::int64_t>(1, kMost / columns);
+  std::vector<float> rows(static_cast<std::size_t>(std::min(each, range.count()) * columns));
+  for (std::int64_t r = range.begin; r < range.end; r += each) {
+    const std::int64_t n = std::min(each, range.end - r);
+    source(*matrix, {r * columns, (r + n) * columns},
+           std::span(rows).first(static_cast<std::size_t>(n * columns)));
+    for (std::int64_t i = 0; i < n; ++i) {
+      double squares = 0;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const double x = at(rows, i * columns + c);
+        squares += x * x;
+      }
+      at(out, r + i - range.begin) = static_cast<float>(std::sqrt(squares));
+    }
+  }
 }
 
 bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc> units,

@@ -30,6 +30,11 @@ using ParameterSource =
 /// every layout.
 ParameterSource initial_values(std::uint64_t seed);
 
+/// Fills `out` with elements [range) of magnitudes: the lengths of rows of the matrix that they are
+/// of, one of these units' parameters, as `source` has it.
+void fill_row_lengths(const model::ParamDesc& magnitudes, std::span<const model::UnitDesc> units,
+                      const ParameterSource& source, Range range, std::span<float> out);
+
 /// An element of a parameter that is NaN or infinite in a type that a state keeps it in.
 struct NonFiniteElement {
   std::string parameter;

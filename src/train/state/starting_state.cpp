@@ -394,8 +394,16 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
   std::optional<io::HfModel> source;
   control.together([&] {
     const ParameterSource drawn = initial_values(static_cast<std::uint64_t>(deck.run.seed));
+    const auto units = model::model_units(setup::model_config(deck.model, deck.task));
+    // Of magnitudes that no directory has.
+    const auto fresh_values = [&](const ParameterSource& all) {
+      return [&](const model::ParamDesc& p, Range range, std::span<float> out) {
+        if (model::measured_by(p.name)) return fill_row_lengths(p, units, all, range, out);
+        drawn(p, range, out);
+      };
+    };
     if (!deck.model.init_from) {
-      state.set_parameters(drawn);
+      state.set_parameters(fresh_values(drawn));
       return;
     }
     source = open_init_from(deck);
@@ -405,12 +413,15 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     const bool fresh = deck.model.init_head == HeadWeights::fresh ||
                        deck.model.adapter.kind != deck::AdapterKind::none;
     std::int64_t done = 0;
+    const ParameterSource read = [&](const model::ParamDesc& p, Range range, std::span<float> out) {
+      source->read(p.name, range.begin, out);
+      progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
+    };
+    const ParameterSource others = fresh_values(read);
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
           const bool of_steps = p.name.ends_with(model::kRouterShares);
-          if ((fresh || of_steps) && !source->has(p.name)) return drawn(p, range, out);
-          source->read(p.name, range.begin, out);
-          progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
+          ((fresh || of_steps) && !source->has(p.name) ? others : read)(p, range, out);
         });
     if (bad && source->has(bad->parameter) && !deck.model.accept_non_finite) {
       throw io::non_finite_error(source->place(bad->parameter, bad->element), bad->value, bad->type,

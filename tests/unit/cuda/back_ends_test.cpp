@@ -178,6 +178,32 @@ TEST_F(BackEnds, AgreeOnPooling) {
   }
 }
 
+TEST_F(BackEnds, AgreeOnColumnsThatAreScaled) {
+  for_shapes([](DType type, const Shape& s, const std::string& what) {
+    const auto magnitude = Tensor::random(type, {s.columns}, 4);
+    const auto bias = Tensor::random(type, {s.columns}, 5);
+    Tensor squares(DType::f32, {s.columns});
+    for (std::int64_t c = 0; c < s.columns; ++c) squares.set(c, static_cast<double>(c % 7));
+    for (const DType of_x : {type, DType::f32}) {
+      const auto x = Tensor::random(of_x, {s.samples, s.tokens, s.columns}, 3, 1, s.gap);
+      for (const bool scaled : {true, false}) {
+        expect_same_bits(
+            [&](Device& device) {
+              Outputs out;
+              out.push_back(random(type, s, 6));
+              run(device, ScaleColumns{.x = x.view(),
+                                       .magnitude = scaled ? magnitude.view() : View(),
+                                       .squares = scaled ? squares.view() : View(),
+                                       .bias = bias.view(),
+                                       .out = out[0].view()});
+              return out;
+            },
+            what + " of " + std::string(to_string(of_x)));
+      }
+    }
+  });
+}
+
 // Also where experts, choices and groups are as many as there may be.
 struct Router {
   std::int64_t experts;

@@ -206,6 +206,20 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       ApplyDropout{.x = x.view(), .out = output(type, shape), .dropout = dropout_of(index)});
   if (products == Products::with) run_products(device, type, x, y, index, ids, all);
   run(device, Rope{.x = output_of(x), .head_dim = 24});
+  const auto squares = Tensor::random(DType::f32, {columns}, 8);
+  run(device, RowSquares{.weight = x.view(),
+                         .update = wide.view(),
+                         .scale = 0.7F,
+                         .out = output(DType::f32, {rows})});
+  run(device, ScaleColumns{.x = wide.view(),
+                           .magnitude = weight.view(),
+                           .squares = squares.view(),
+                           .bias = bias.view(),
+                           .out = output(type, shape)});
+  run(device, MagnitudeBackward{.d_y = x.view(),
+                                .x = y.view(),
+                                .squares = squares.view(),
+                                .out = output(DType::f32, {columns})});
   const View pooled = output(type, {samples, columns});
   run(device, Pool{.x = x.view(), .out = pooled});
   run(device, PoolBackward{.d_out = pooled, .d_x = output(type, shape)});

@@ -180,17 +180,16 @@ TEST(RouterBias, IsNotRoundedWithOtherParameters) {
   EXPECT_NE(logits(0, 0), logits(0, 1)) << "biases choose";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
-                         ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
-                                           "gpt_neox", "gemma2", "gemma3", "llama_yarn",
-                                           "gpt_neox_sequential", "qwen2_windows", "qwen3_windows",
-                                           "gptj", "llama_dynamic", "bert", "roberta",
-                                           "bert_classes", "roberta_classes", "bert_tokens",
-                                           "roberta_tokens", "llama_reward", "gpt_neox_reward",
-                                           "mixtral", "qwen3_moe", "qwen3_moe_sparse", "glm4_moe",
-                                           "glm4_moe_plain", "deepseek_v2", "deepseek_v2_groups",
-                                           "deepseek_v3", "deepseek_v3_plain", "peft_llama3",
-                                           "peft_ranks", "peft_phi3", "peft_neox", "peft_gpt2"));
+INSTANTIATE_TEST_SUITE_P(
+    Models, HfLogits,
+    ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2",
+                      "gemma3", "llama_yarn", "gpt_neox_sequential", "qwen2_windows",
+                      "qwen3_windows", "gptj", "llama_dynamic", "bert", "roberta", "bert_classes",
+                      "roberta_classes", "bert_tokens", "roberta_tokens", "llama_reward",
+                      "gpt_neox_reward", "mixtral", "qwen3_moe", "qwen3_moe_sparse", "glm4_moe",
+                      "glm4_moe_plain", "deepseek_v2", "deepseek_v2_groups", "deepseek_v3",
+                      "deepseek_v3_plain", "peft_llama3", "peft_ranks", "peft_phi3", "peft_neox",
+                      "peft_gpt2", "peft_dora", "peft_gpt2_dora"));
 
 }  // namespace
 }  // namespace tessera::test
