@@ -271,8 +271,8 @@ group("expert_parallel", "experts are not available in this version", enabled=BO
       has_shared_experts=or_null(BOOLEAN), shared_experts_pattern=or_null(TEXT))
 lacks("data ranks come last in Tessera's mesh, tensor ranks are neighbours",
       use_data_before_expert_parallelism=BOOLEAN)
-group("hybrid_engine", "`tessera generate` continues a text from any checkpoint; reinforcement "
-      "learning is not available in this version", enabled=BOOLEAN, max_out_tokens=COUNT,
+group("hybrid_engine", "task.kind = \"ppo\" and \"grpo\" draw answers with the weights that are "
+      "trained, and need no keys for it", enabled=BOOLEAN, max_out_tokens=COUNT,
       inference_tp_size=COUNT, release_inference_cache=BOOLEAN, pin_parameters=BOOLEAN,
       tp_gather_partition_size=COUNT, enable_cuda_graph=BOOLEAN)
 group("compile", "Tessera is compiled ahead of time; on GPUs a step is recorded as a CUDA graph",

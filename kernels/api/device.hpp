@@ -57,6 +57,7 @@ namespace tessera::kernels {
   F(ClassifyLoss) \
   F(ClassifyGradient) \
   F(PolicyLoss) \
+  F(ValueLoss) \
   F(PreferenceLoss) \
   F(Score) \
   F(ScoreGradient) \

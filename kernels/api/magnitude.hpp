@@ -35,13 +35,11 @@ inline void check(const RowSquares& a) {
 struct ScaleColumns {
   static constexpr const char* kName = "scale_columns";
   View x;          // (..., C) f32, or of out's type
-  View magnitude;  // (C), or absent
+  View magnitude;  // (C) f32, or absent
   View squares;    // (C) f32, with a magnitude
-  View bias;       // (C) of one type with magnitudes, or absent
+  View bias;       // (C), or absent
   View out;        // (..., C) f32, bf16 or f16
   View scratch;
-
-  DType factors() const { return magnitude ? magnitude.type : bias.type; }
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -56,11 +54,8 @@ inline void check(const ScaleColumns& a) {
                 to_string(a.out.type));
   check_same_matrix({a.x, a.out});
   TESSERA_CHECK(a.magnitude || a.bias, "neither magnitudes nor biases");
-  if (a.magnitude) {
-    check_flat({a.magnitude}, a.factors(), a.x.cols());
-    check_flat({a.squares}, DType::f32, a.x.cols());
-  }
-  if (a.bias) check_flat({a.bias}, a.factors(), a.x.cols());
+  if (a.magnitude) check_flat({a.magnitude, a.squares}, DType::f32, a.x.cols());
+  if (a.bias) check_flat({a.bias}, a.bias.type, a.x.cols());
 }
 
 /// out (+)= the sum over rows of d_y x / sqrt(squares), by columns, in f32, in an order that rows

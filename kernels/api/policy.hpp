@@ -61,4 +61,47 @@ inline void check(const PolicyLoss& a) {
                 a.terms.high, a.terms.kl);
 }
 
+/// What the loss of an estimated value v of a state is beside that of the token that was drawn in
+/// it, with g the return that came of it, and v' its value when it was drawn:
+///   weight / 2 max((v - g)^2, (clip(v, v' - clip, v' + clip) - g)^2)
+/// (Schulman et al. 2017, PPO, equation 9; clipped as in its authors' code, so that values too move
+/// little from one round to the next).
+struct ValueTerms {
+  float weight = 0, clip = 0;
+};
+
+/// Adds losses of values to those of R targets, and makes their slopes: the derivative of each
+/// value's loss, times scale.
+struct ValueLoss {
+  static constexpr const char* kName = "value_loss";
+  View values;   // (R) f32: v
+  View targets;  // (R) i32: below 0 where it does not count
+  View returns;  // (R) f32: g
+  View weights;  // (R) f32: what each weighs; absent: all 1
+  View drawn;    // (R) f32: v'; absent: values are those of the model that drew, nothing is clipped
+  View scale;    // (1) f32: loss scale / targets of the global batch
+  View losses;   // (R) f32; those of targets that do not count stay
+  View slopes;   // (R) f32; 0 where a target does not count
+  ValueTerms terms;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.values, Access::read), f(s.targets, Access::read), f(s.returns, Access::read),
+        f(s.weights, Access::read), f(s.drawn, Access::read), f(s.scale, Access::read),
+        f(s.losses, Access::update), f(s.slopes, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const ValueLoss& a) {
+  const std::int64_t rows = a.values.elements();
+  check_flat({a.values, a.returns, a.losses, a.slopes}, DType::f32, rows);
+  check_flat({a.targets}, DType::i32, rows);
+  if (a.weights) check_flat({a.weights}, DType::f32, rows);
+  if (a.drawn) check_flat({a.drawn}, DType::f32, rows);
+  check_flat({a.scale}, DType::f32, 1);
+  TESSERA_CHECK(a.terms.weight > 0 && a.terms.clip > 0, "values weigh {}, and move {}",
+                a.terms.weight, a.terms.clip);
+}
+
 }  // namespace tessera::kernels

@@ -55,4 +55,46 @@ inline PolicyTargets targets_of(const PolicyLoss& a) {
           .terms = a.terms};
 }
 
+/// The arrays of ValueLoss, and what it says of one target.
+struct ValueTargets {
+  const float* values;
+  const std::int32_t* targets;
+  const float *returns, *weights, *drawn;  // the last two may be null
+  const float* scale;
+  float *losses, *slopes;
+  ValueTerms terms;
+
+  TESSERA_INLINE void finish(std::int64_t t) const {
+    if (targets[t] < 0) {
+      slopes[t] = 0;
+      return;
+    }
+    const auto now = static_cast<double>(values[t]), wanted = static_cast<double>(returns[t]);
+    double off = now - wanted;
+    bool held = false;  // by the clip, of which the derivative is 0
+    if (drawn != nullptr) {
+      const auto then = static_cast<double>(drawn[t]), most = static_cast<double>(terms.clip);
+      const double clipped = std::fmin(std::fmax(now, then - most), then + most) - wanted;
+      held = clipped * clipped > off * off;
+      if (held) off = clipped;
+    }
+    const double weight = static_cast<double>(terms.weight) *
+                          (weights == nullptr ? 1 : static_cast<double>(weights[t]));
+    losses[t] = static_cast<float>(static_cast<double>(losses[t]) + weight / 2 * off * off);
+    slopes[t] = static_cast<float>(held ? 0 : static_cast<double>(*scale) * weight * off);
+  }
+};
+
+inline ValueTargets targets_of(const ValueLoss& a) {
+  return {.values = a.values.as<float>(),
+          .targets = a.targets.as<std::int32_t>(),
+          .returns = a.returns.as<float>(),
+          .weights = a.weights ? a.weights.as<float>() : nullptr,
+          .drawn = a.drawn ? a.drawn.as<float>() : nullptr,
+          .scale = a.scale.as<float>(),
+          .losses = a.losses.as<float>(),
+          .slopes = a.slopes.as<float>(),
+          .terms = a.terms};
+}
+
 }  // namespace tessera::kernels

@@ -28,13 +28,13 @@ void run(const RowSquares& a, const Context& context) {
 
 namespace {
 
-template <typename X, typename M, typename T>
+template <typename X, typename B, typename T>
 void scale_columns(const ScaleColumns& a, const Context& context) {
-  using Run = ScaleColumnsRun<X, M, T>;
+  using Run = ScaleColumnsRun<X, B, T>;
   const Run body{rows_of<X>(a.x.matrix()),
-                 reinterpret_cast<const M*>(a.magnitude.data),
-                 reinterpret_cast<const M*>(a.bias.data),
+                 reinterpret_cast<const float*>(a.magnitude.data),
                  reinterpret_cast<const float*>(a.squares.data),
+                 reinterpret_cast<const B*>(a.bias.data),
                  rows_of<T>(a.out.matrix()),
                  wide<Run::V>({a.x, a.magnitude, a.bias, a.squares, a.out})};
   map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
@@ -45,9 +45,9 @@ void scale_columns(const ScaleColumns& a, const Context& context) {
 void run(const ScaleColumns& a, const Context& context) {
   check(a);
   with_type(a.out.type, [&]<typename T>() {
-    with_type(a.factors(), [&]<typename M>() {
-      a.x.type == DType::f32 ? scale_columns<float, M, T>(a, context)
-                             : scale_columns<T, M, T>(a, context);
+    with_type(a.bias ? a.bias.type : a.out.type, [&]<typename B>() {
+      a.x.type == DType::f32 ? scale_columns<float, B, T>(a, context)
+                             : scale_columns<T, B, T>(a, context);
     });
   });
 }

@@ -41,12 +41,12 @@ __global__ void __launch_bounds__(Team::kMostThreads) row_squares_kernel(RowSqua
   if (a.team.lane() == 0) a.out[r] = sum;
 }
 
-template <typename X, typename M, typename T>
+template <typename X, typename B, typename T>
 struct ScaleColumnsRun {
-  static constexpr int V = kRun<X, M, T>;
+  static constexpr int V = kRun<X, B, T>;
   Rows<X> x;
-  const M *magnitude, *bias;
-  const float* squares;
+  const float *magnitude, *squares;
+  const B* bias;
   Rows<T> out;
   bool wide;
 

@@ -8,8 +8,9 @@
 namespace tessera::kernels::cuda {
 namespace {
 
+template <typename Targets>
 struct PolicyRun {
-  PolicyTargets all;
+  Targets all;
   __device__ __forceinline__ void operator()(std::int64_t, std::int64_t t, int) const {
     all.finish(t);
   }
@@ -19,7 +20,12 @@ struct PolicyRun {
 
 void run(const PolicyLoss& a, const Context& context) {
   check(a);
-  map<1>(context, a.kName, PolicyRun{targets_of(a)}, 1, a.target_losses.elements());
+  map<1>(context, a.kName, PolicyRun<PolicyTargets>{targets_of(a)}, 1, a.target_losses.elements());
+}
+
+void run(const ValueLoss& a, const Context& context) {
+  check(a);
+  map<1>(context, a.kName, PolicyRun<ValueTargets>{targets_of(a)}, 1, a.values.elements());
 }
 
 }  // namespace tessera::kernels::cuda

@@ -432,12 +432,12 @@ class Bench {
                update = memory.floats(DType::f32, {rows, columns}),
                lengths = memory.floats(DType::f32, {rows}),
                squares = memory.floats(DType::f32, {columns}),
-               factors = memory.floats(type_, {columns}),
+               biases = memory.floats(type_, {columns}),
                gradient = memory.floats(DType::f32, {columns});
     row(RowSquares{.weight = x, .update = update, .out = lengths}, text(x));
     row(
         ScaleColumns{
-            .x = update, .magnitude = factors, .squares = squares, .bias = factors, .out = y},
+            .x = update, .magnitude = squares, .squares = squares, .bias = biases, .out = y},
         text(x));
     row(MagnitudeBackward{.d_y = x, .x = y, .squares = squares, .out = gradient}, text(x));
   }
@@ -485,6 +485,14 @@ class Bench {
                    .scale = scale,
                    .losses = memory.zeros(DType::f32, {losses.elements()}),
                    .slopes = memory.zeros(DType::f32, {losses.elements()})},
+        text(losses));
+    row(ValueLoss{.values = losses,
+                  .targets = targets,
+                  .returns = memory.floats(DType::f32, {losses.elements()}),
+                  .scale = scale,
+                  .losses = memory.zeros(DType::f32, {losses.elements()}),
+                  .slopes = memory.zeros(DType::f32, {losses.elements()}),
+                  .terms = {.weight = 0.1F, .clip = 0.2F}},
         text(losses));
     row(PreferenceLoss{.target_losses = losses.range(0, 2 * half).reshaped({2, half}),
                        .targets = targets.range(0, 2 * half),

@@ -261,8 +261,9 @@ void StepTokens::keep_chunks(bool by_document) {
     };
     std::ranges::copy(of(whole.tokens), std::back_inserter(tokens));
     std::ranges::copy(of(whole.targets), std::back_inserter(targets));
-    for (const auto drawn : {&StepTokens::advantages, &StepTokens::weights,
-                             &StepTokens::drawn_losses, &StepTokens::reference_losses}) {
+    for (const auto drawn :
+         {&StepTokens::advantages, &StepTokens::weights, &StepTokens::drawn_losses,
+          &StepTokens::reference_losses, &StepTokens::returns, &StepTokens::drawn_values}) {
       if (!(whole.*drawn).empty())
         std::ranges::copy(of(whole.*drawn), std::back_inserter(this->*drawn));
     }
@@ -322,6 +323,8 @@ void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
   copy(weights, views.weights);
   copy(drawn_losses, views.drawn_losses);
   copy(reference_losses, views.reference_losses);
+  copy(returns, views.returns);
+  copy(drawn_values, views.drawn_values);
 }
 
 }  // namespace tessera::data

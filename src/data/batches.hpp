@@ -97,7 +97,7 @@ struct StepTokens {
   std::vector<std::int32_t> tallies;    // per sample, which tally it counts in
   std::vector<double> reference;        // per sample, its log p under the reference model, if any
   // Per sample T, where targets were drawn, as plan::LoadBatch has them.
-  std::vector<float> advantages, weights, drawn_losses, reference_losses;
+  std::vector<float> advantages, weights, drawn_losses, reference_losses, returns, drawn_values;
   std::vector<std::int32_t> positions;  // per chunk (T, 2), where sequences are cut
 
   /// How many targets count.

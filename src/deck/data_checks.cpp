@@ -300,6 +300,11 @@ class DataChecker : DeckChecker {
                           "model, and with its tokenizer",
                           enum_word(task.kind)));
     }
+    if (task.kind == TaskKind::grpo && rollout.samples < 2 && usable({"rollout.samples"})) {
+      problem("rollout.samples",
+              "rollout.samples = 1: task.kind = \"grpo\" compares answers to one prompt (give at "
+              "least 2, or use \"ppo\")");
+    }
     rounds();
     whole_groups("batch.global", deck_.batch.global);
     for (const RampEntry& entry : deck_.batch.ramp) whole_groups("batch.ramp", entry.global);
@@ -323,13 +328,17 @@ class DataChecker : DeckChecker {
   /// Keys that have an effect only where the model draws answers.
   void idle_without_answers() {
     constexpr std::array<std::string_view, 4> kOfTask = {"task.mean", "task.scale_rewards",
-                                                         "task.clip", "task.kl"};
+                                                         "task.clip", "task.kl"},
+                                              kOfValues = {"task.gamma", "task.lambda",
+                                                           "task.value_loss", "task.value_clip"};
+    const TaskKind kind = deck_.task.kind;
     const Deck unset;
     for (const SchemaRow& row : schema_rows()) {
-      const bool of_task = std::ranges::count(kOfTask, row.name) > 0;
-      if (!of_task && row.section != "rollout" && row.section != "reward") continue;
-      idle_with_kind(draws_answers(deck_.task.kind), std::string(row.name).c_str(),
-                     row.field.get(deck_) != row.field.get(unset));
+      const bool of_values = std::ranges::count(kOfValues, row.name) > 0,
+                 of_task = std::ranges::count(kOfTask, row.name) > 0;
+      if (!of_values && !of_task && row.section != "rollout" && row.section != "reward") continue;
+      idle_with_kind(of_values ? has_values(kind) : draws_answers(kind),
+                     std::string(row.name).c_str(), row.field.get(deck_) != row.field.get(unset));
     }
   }
 
@@ -384,11 +393,15 @@ class DataChecker : DeckChecker {
   void rounds() {
     const std::int64_t steps = deck_.rollout.steps, every = deck_.checkpoint.every;
     if (!usable({"rollout.steps", "task.clip", "checkpoint.every"})) return;
-    if (steps == 1 && deck_.task.clip != TaskSection{}.clip) {
-      problem("task.clip",
-              "task.clip has no effect with rollout.steps = 1, where the model that learns is the "
-              "one that drew (leave it out)");
-    }
+    const auto idle = [&](const char* key, bool given) {
+      if (steps > 1 || !given) return;
+      problem(key, fmt::format("{} has no effect with rollout.steps = 1, where the model that "
+                               "learns is the one that drew (leave it out)",
+                               key));
+    };
+    idle("task.clip", deck_.task.clip != TaskSection{}.clip);
+    idle("task.value_clip",
+         has_values(deck_.task.kind) && deck_.task.value_clip != TaskSection{}.value_clip);
     if (every % steps != 0) {
       problem("checkpoint.every",
               fmt::format("checkpoint.every = {} does not go with rollout.steps = {}: answers that "

@@ -229,6 +229,8 @@ struct TaskSection {
   bool scale_rewards = true;
   std::array<double, 2> clip = {0.2, 0.2};
   double kl = 0;
+  double gamma = 1, lambda = 0.95;            // of advantages
+  double value_loss = 0.1, value_clip = 0.2;  // of estimated values
   bool operator==(const TaskSection&) const = default;
 };
 

@@ -68,7 +68,7 @@ constexpr SchemaSection kSections[] = {
     {"moe", "Feed-forward layers of experts, of which a router chooses some for each token"},
     {"adapter",
      "Matrices of low rank beside those of a frozen model (Hu et al. 2021, LoRA), which alone are "
-     "trained: y = x W^T + s (drop(x) A^T) B^T"},
+     "trained, with lengths of rows if so wanted (DoRA): y = x W^T + s (drop(x) A^T) B^T"},
     {"frozen",
      "What of a model is not trained, and how its matrices are kept: if need be as codes, which "
      "become the compute type just before each use (Dettmers et al. 2023, QLoRA)"},
@@ -77,10 +77,10 @@ constexpr SchemaSection kSections[] = {
      &token_files_markdown},
     {"task", "What the model learns"},
     {"rollout",
-     "With task.kind = \"grpo\": the answers that the model draws in each step, to learn from "
-     "them, "
-     "at temperature 1 from all tokens"},
-    {"reward", "With task.kind = \"grpo\": what says how good an answer is"},
+     "With task.kind = \"grpo\" or \"ppo\": the answers that the model draws in each step, to "
+     "learn "
+     "from them, at temperature 1 from all tokens"},
+    {"reward", "With task.kind = \"grpo\" or \"ppo\": what says how good an answer is"},
     {"batch", "How many sequences one step sees, and how they are cut", &curricula_markdown},
     {"optimizer", "The update rule and its numbers"},
     {"schedule", "The learning rate over applied updates", &schedules_markdown},
@@ -526,7 +526,8 @@ constexpr SchemaRow kRows[] = {
         "frozen.layers",
         "patterns of the layers that keep their parameters as they are, in which * stands for any "
         "number of characters and ? for one: vocabulary, positions, embedding_norm, block.N, "
-        "final_norm, head_dense, head, head_bias. Beside adapters everything else is frozen",
+        "final_norm, head_dense, head, head_bias, value_head. Beside adapters everything else is "
+        "frozen, but for value_head",
         {.on_resume = refused}),
     row<&Deck::model, &ModelSection::frozen, &FrozenSection::type>(
         "frozen.type",
@@ -541,7 +542,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::data, &DataSection::train>(
         "data.train",
         "training token files: one corpus, or, with a weight or epochs for each, a mixture of "
-        "several, as below; of grpo .jsonl files, a prompt a line",
+        "several, as below; of grpo and ppo .jsonl files, a prompt a line",
         {.required = true, .on_resume = refused}),
     row<&Deck::data, &DataSection::validation>("data.validation",
                                                "validation token files, each evaluated by itself",
@@ -582,7 +583,10 @@ constexpr SchemaRow kRows[] = {
         "the first is to be preferred, by what task.reference says of them; or reward (Ouyang et "
         "al. 2022): of such answers the first is to have the higher score, which the model's one "
         "output is (Bradley and Terry 1952); or grpo (Shao et al. 2024): the model answers each "
-        "prompt several times, and learns to say what had a higher reward than the mean of these",
+        "prompt several times, and learns to say what had a higher reward than the mean of these; "
+        "or ppo (Schulman et al. 2017; Ouyang et al. 2022): it learns to say what had a higher "
+        "reward than it expected, which a number beside each token's output says (value_head, 0 at "
+        "the start, of the same layers)",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels",
@@ -636,30 +640,53 @@ constexpr SchemaRow kRows[] = {
         "of dpo and ipo: the file of what the reference model, that of init_from, says of all "
         "documents; tessera evaluate DECK --reference makes it",
         {.unset = "none; dpo and ipo need it"}),
-    row<&Deck::task, &TaskSection::mean>(
-        "task.mean",
-        "of grpo: the loss is the mean over answers of the means over their tokens (Shao et al. "
-        "2024), or over all tokens (Yu et al. 2025, DAPO)",
-        {.on_resume = event}),
+    row<&Deck::task, &TaskSection::mean>("task.mean",
+                                         "of grpo and ppo: the loss is the mean over answers of "
+                                         "the means over their tokens (Shao et "
+                                         "al. 2024), or over all tokens (Yu et al. 2025, DAPO)",
+                                         {.on_resume = event}),
     row<&Deck::task, &TaskSection::scale_rewards>(
         "task.scale_rewards",
         "of grpo: an answer's advantage is its reward less the mean over the prompt's answers, "
-        "divided by their standard deviation, or not (Liu et al. 2025, Dr. GRPO)",
+        "divided by their standard deviation, or not (Liu et al. 2025, Dr. GRPO). Of ppo: "
+        "advantages "
+        "are less their mean over all tokens that are drawn at once, and divided by their standard "
+        "deviation, or neither",
         {.on_resume = event}),
     row<&Deck::task, &TaskSection::clip>(
         "task.clip",
-        "[low, high] of grpo with rollout.steps above 1: a token counts no longer once its "
+        "[low, high] of grpo and ppo with rollout.steps above 1: a token counts no longer once its "
         "probability over that when it was drawn has gone as far below 1, or above, as the "
         "advantage would have it (Schulman et al. 2017, PPO)",
         {.limits = as_f32(fraction()), .on_resume = event}),
     row<&Deck::task, &TaskSection::kl>(
         "task.kl",
         "of grpo: what the estimated divergence from the model of init_from, which is kept in "
-        "memory, weighs beside the loss; 0: nothing",
+        "memory, weighs beside the loss; of ppo: each token's reward is less so many times log p - "
+        "log p under that model (Ouyang et al. 2022); 0: nothing",
         {.limits = as_f32(at_least(0)), .on_resume = refused}),
+    row<&Deck::task, &TaskSection::gamma>("task.gamma",
+                                          "of ppo: what a reward weighs one token before it",
+                                          {.limits = between(0, 1), .on_resume = event}),
+    row<&Deck::task, &TaskSection::lambda>(
+        "task.lambda",
+        "of ppo: an advantage is the sum over later tokens of by how much each went better than "
+        "expected, times (gamma lambda) to the power of how much later it is (Schulman et al. "
+        "2016)",
+        {.limits = between(0, 1), .on_resume = event}),
+    row<&Deck::task, &TaskSection::value_loss>(
+        "task.value_loss",
+        "of ppo: what half the squared error of expected rewards weighs beside the loss",
+        {.limits = as_f32(above(0)), .on_resume = event}),
+    row<&Deck::task, &TaskSection::value_clip>(
+        "task.value_clip",
+        "of ppo with rollout.steps above 1: an expected reward counts no longer once it has moved "
+        "so far from what it was when the answer was drawn, unless it went the wrong way",
+        {.limits = as_f32(above(0)), .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::samples>(
-        "rollout.samples", "answers to each prompt, in one step; batch.global is a multiple",
-        {.limits = between(2, 1 << 16), .on_resume = refused}),
+        "rollout.samples",
+        "answers to each prompt, in one step, of grpo at least 2; batch.global is a multiple",
+        {.limits = between(1, 1 << 16), .on_resume = refused}),
     row<&Deck::rollout, &RolloutSection::steps>(
         "rollout.steps",
         "steps that learn, each from its own part, from answers that are drawn at once; "
@@ -667,7 +694,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = between(1, 1 << 16), .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::tokens>(
         "rollout.tokens", "of an answer, at most",
-        {.limits = kLength, .unset = "none; grpo needs it", .on_resume = event}),
+        {.limits = kLength, .unset = "none; grpo and ppo need it", .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::slots>(
         "rollout.slots",
         "sequences that a rank goes on with at once; each has keys and values in memory",

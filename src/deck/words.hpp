@@ -58,9 +58,9 @@ enum class LrScaling { none, linear, sqrt };
 enum class Documents { joined, separate };
 /// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), the classes of
 /// documents or of their words, which of two answers is preferred (Rafailov et al. 2023; Azar et
-/// al. 2023), or by how much (Ouyang et al. 2022), or which of its own answers are rewarded (Shao
-/// et al. 2024).
-enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward, grpo };
+/// al. 2023), or by how much (Ouyang et al. 2022), or which of its own answers are rewarded, beside
+/// others (Shao et al. 2024) or by what it expected (Schulman et al. 2017).
+enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward, grpo, ppo };
 /// Whether outputs are classes.
 constexpr bool has_classes(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::tokens;
@@ -73,7 +73,11 @@ constexpr bool has_reference(TaskKind kind) {
 /// preferred.
 constexpr bool has_pairs(TaskKind kind) { return has_reference(kind) || kind == TaskKind::reward; }
 /// Whether the model draws what it learns from: answers to prompts.
-constexpr bool draws_answers(TaskKind kind) { return kind == TaskKind::grpo; }
+constexpr bool draws_answers(TaskKind kind) {
+  return kind == TaskKind::grpo || kind == TaskKind::ppo;
+}
+/// Whether the model also says what rewards it expects.
+constexpr bool has_values(TaskKind kind) { return kind == TaskKind::ppo; }
 /// Whether the model is one that continues text, whatever it learns of that.
 constexpr bool is_of_language(TaskKind kind) {
   return kind == TaskKind::lm || has_reference(kind) || draws_answers(kind);
@@ -201,9 +205,9 @@ template <>
 struct EnumWords<deck::TaskKind> {
   using enum deck::TaskKind;
   static constexpr std::array table = {
-      std::pair{lm, "lm"},         std::pair{mlm, "mlm"},  std::pair{classify, "classify"},
-      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"},  std::pair{ipo, "ipo"},
-      std::pair{reward, "reward"}, std::pair{grpo, "grpo"}};
+      std::pair{lm, "lm"},         std::pair{mlm, "mlm"},   std::pair{classify, "classify"},
+      std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"},   std::pair{ipo, "ipo"},
+      std::pair{reward, "reward"}, std::pair{grpo, "grpo"}, std::pair{ppo, "ppo"}};
 };
 template <>
 struct EnumWords<deck::AnswerMean> {

@@ -198,9 +198,10 @@ void Adapters::add_update(const Passage& p, const View& y) {
 void Adapters::square_rows(const View& w, const View& a, const View& b, const View& out) {
   constexpr std::int64_t kMost = std::int64_t{1} << 22;  // elements
   const std::int64_t each = std::max<std::int64_t>(1, kMost / w.cols());
+  const View room = u_.tensor(Keep::transient, DType::f32, {std::min(each, w.rows()), w.cols()});
   for (std::int64_t r = 0; r < w.rows(); r += each) {
     const std::int64_t n = std::min(each, w.rows() - r);
-    const View update = u_.tensor(Keep::transient, DType::f32, {n, w.cols()});
+    const View update = room.row_range(0, n);
     u_.run_once(LinearBackwardInput{.d_y = b.row_range(r, n), .weight = a, .d_x = update});
     u_.run_once(RowSquares{.weight = w.row_range(r, n),
                            .update = update,
@@ -285,7 +286,7 @@ void Adapters::multiply(const Linear& product) {
     add_update(p, own.y);
   }
   if (config_.magnitudes) {
-    keep_unscaled(beside, own.y);
+    if (u_.training) keep_unscaled(beside, own.y);
     std::vector<const Passage*> all;
     for (const Passage& p : beside) all.push_back(&p);
     scale(all, own.y, bias, y);

@@ -28,6 +28,7 @@ struct HeadConfig {
   ActivationKind activation = ActivationKind::gelu;  // of the dense layer, which has a bias
   bool norm = false;                                 // a norm follows the dense layer
   bool bias = false;                                 // of outputs
+  bool values = false;  // each token's vector also gives a number, the value of what is there
 };
 
 /// Feed-forward layers of experts, of which a router chooses some for each token (Shazeer et al.

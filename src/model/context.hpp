@@ -111,6 +111,8 @@ struct MicroBatch {
   // how good they were, what they weigh, and -log p when they were drawn and under a reference
   // model.
   View advantages, weights, drawn_losses, reference_losses;
+  // Likewise of values: what came of each target, and its value when it was drawn.
+  View returns, drawn_values;
   View confusion;  // (outputs, outputs) i64, counts that evaluation adds to; absent: not wanted
 };
 
@@ -238,6 +240,8 @@ class UnitContext {
   View preference_statistics;
   /// Where targets are tokens that the model drew, in training, what their losses are.
   std::optional<kernels::PolicyTerms> policy;
+  /// The same of values, which the head makes then.
+  std::optional<kernels::ValueTerms> value;
   /// Whether the model's output is a score.
   bool scores() const { return preference && !preference.relative(); }
   /// The same of routers: z, and what the Switch loss of a sample weighs beside the mean loss of

@@ -105,7 +105,8 @@ EmbedWeights embed_gradients(std::span<const UnitViews> units) {
 
 HeadWeights head_weights(std::span<const UnitViews> units) {
   const UnitViews *norm = find(units, UnitKind::final_norm),
-                  *dense = find(units, UnitKind::head_dense);
+                  *dense = find(units, UnitKind::head_dense),
+                  *value = find(units, UnitKind::value_head);
   const bool untied = find(units, UnitKind::head) != nullptr;
   return {.norm_w = whole(norm, "weight"),
           .norm_b = whole(norm, "bias"),
@@ -114,7 +115,9 @@ HeadWeights head_weights(std::span<const UnitViews> units) {
           .dense_norm_w = whole(dense, "norm.weight"),
           .dense_norm_b = whole(dense, "norm.bias"),
           .matrix = chunks_of(units, untied ? UnitKind::head : UnitKind::vocabulary),
-          .bias = chunks_of(units, UnitKind::head_bias)};
+          .bias = chunks_of(units, UnitKind::head_bias),
+          .value_w = whole(value, "weight"),
+          .value_b = whole(value, "bias")};
 }
 
 void embed_forward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, EmbedSaved& saved,
@@ -184,6 +187,13 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
 }
 
 namespace {
+
+/// (B, T, 1) f32.
+View values_of(UnitContext& u, const HeadWeights& w, const View& h) {
+  const View values = u.tensor(Keep::transient, DType::f32, {h.extent(0), h.extent(1), 1});
+  u.run(Linear{.x = h, .weight = w.value_w, .bias = w.value_b, .y = values});
+  return values;
+}
 
 /// What the output matrix reads, and what backward needs of how it came to be.
 struct HeadInput {
@@ -465,7 +475,39 @@ JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeig
   return made;
 }
 
+/// Adds losses of values to those of targets, and the gradient of what made them to d_h, of this
+/// rank's positions. All tensor ranks compute it alike.
+void value_backward(UnitContext& u, const HeadWeights& w, const View& h, const View& losses,
+                    const View& d_h, const HeadWeights& g, Write write) {
+  const MicroBatch& batch = u.micro_batch();
+  const View values = values_of(u, w, h);
+  View d_values = u.tensor(Keep::transient, DType::f32, {h.extent(0), h.extent(1), 1});
+  u.run(ValueLoss{.values = values,
+                  .targets = batch.targets,
+                  .returns = batch.returns,
+                  .weights = batch.weights,
+                  .drawn = batch.drawn_values,
+                  .scale = u.scale,
+                  .losses = losses,
+                  .slopes = d_values,
+                  .terms = *u.value});
+  if (u.compute() != DType::f32) {
+    const View rounded = u.activation(Keep::transient, 1);
+    u.run(Convert{.x = d_values, .out = rounded});
+    d_values = rounded;
+  }
+  const View d_read = u.activation(Keep::transient, h.cols());
+  u.run(LinearBackwardInput{.d_y = d_values, .weight = w.value_w, .d_x = d_read});
+  u.run(LinearBackwardWeight{
+      .d_y = d_values, .x = h, .d_weight = g.value_w, .d_bias = g.value_b, .write = write});
+  u.run(Convert{.x = own_positions(u, d_read), .out = d_h, .write = Write::add});
+}
+
 }  // namespace
+
+View head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
+  return values_of(u, w, head_input(u, c, w, in).h);
+}
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
   const View x = head_input(u, c, w, in).x;
@@ -563,6 +605,7 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
   for (ShareSum& sum : d_matrix) sum.finish(write);
   for (ShareSum& sum : d_bias) sum.finish(write);
   const View d_h = head_input_backward(u, c, w, n, d_x.finish(), g, write);
+  if (u.value) value_backward(u, w, n.h, losses, d_h, g, write);
   if (!c.final_norm()) return d_h;
   PartialGradients partial(u, write);
   const View d_sum = norm_backward(u, c, partial,

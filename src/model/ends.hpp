@@ -41,6 +41,7 @@ struct HeadWeights {
   View dense_norm_w, dense_norm_b;  // (C')
   TokenMatrix matrix;               // (padded outputs, C')
   std::vector<View> bias;           // its chunks, (padded outputs)
+  View value_w, value_b;            // (1, C), (1)
 };
 /// Picks the views out of the parameters of units, others among them: the matrix is the token
 /// table's where there is none of the head's own.
@@ -49,6 +50,8 @@ HeadWeights head_weights(std::span<const UnitViews> units);
 /// Logits (B, targets of a sample, padded outputs) of the carry, in the compute type, on one tensor
 /// rank.
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
+/// Values (B, T, 1) f32 of the states that the carry's tokens are in, each the last of its own.
+View head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
 /// The losses of the micro-batch's targets, f32, without UnitContext::loss_terms, so that they
 /// compare between runs. With UnitContext::preference the losses of pairs of samples (B), which
 /// have its terms.

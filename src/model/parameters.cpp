@@ -314,7 +314,8 @@ void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t
   for (const char* sub : {"attention", "mlp"}) add(sub, fmt::format("{}.{}.", block.name, sub));
 }
 
-/// The adapters of a block, in a unit of its own: it is trained, and travels as it is.
+/// The adapters of a block, in a unit of its own: it is trained, and travels as it is. Their
+/// magnitudes are another one, in f32: they are numbers about 1 whose steps bf16 would lose.
 void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
                   const UnitDesc& block) {
   UnitDesc unit{.name = block.name + ".adapter",
@@ -323,6 +324,9 @@ void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
                 .traits = {},
                 .layer = block.name,
                 .tile = {}};
+  UnitDesc magnitudes = unit;
+  magnitudes.name = block.name + ".magnitudes";
+  magnitudes.traits.type = DType::f32;
   for (const ParamDesc& p : block.params) {
     const bool wanted = std::ranges::any_of(adapter.targets, [&](const std::string& pattern) {
       return matches_pattern(pattern, p.name);
@@ -342,9 +346,10 @@ void add_adapters(std::vector<UnitDesc>& units, const AdapterConfig& adapter,
     if (!adapter.magnitudes) continue;
     ParamDesc magnitude = vector(stem + std::string(kAdapterMagnitude), out, Init::ones);
     if (p.tensor_axis == 0) magnitude = cut(std::move(magnitude), 0, p.granule);
-    unit.params.push_back(std::move(magnitude));
+    magnitudes.params.push_back(std::move(magnitude));
   }
   if (!unit.params.empty()) units.push_back(std::move(unit));
+  if (!magnitudes.params.empty()) units.push_back(std::move(magnitudes));
 }
 
 /// Freezes what the configuration says: beside adapters all other units, else layers.
@@ -352,7 +357,8 @@ void freeze(std::vector<UnitDesc>& units, const ModelConfig& c) {
   for (UnitDesc& unit : units) {
     const bool named = std::ranges::any_of(
         c.frozen, [&](const std::string& pattern) { return matches_pattern(pattern, unit.layer); });
-    if (!named && (c.adapter.rank == 0 || unit.has_adapters())) continue;
+    const bool beside = unit.has_adapters() || unit.kind == UnitKind::value_head;
+    if (!named && (c.adapter.rank == 0 || beside)) continue;
     unit.traits.trained = false;
     if (unit.traits.balances == kernels::BalanceBy::bias) unit.traits.balances.reset();
   }
@@ -437,7 +443,9 @@ bool UnitDesc::has(std::string_view local) const {
   return std::ranges::any_of(params, [&](const ParamDesc& p) { return is(p, local); });
 }
 
-bool UnitDesc::has_adapters() const { return !params.empty() && adapted_by(params[0].name); }
+bool UnitDesc::has_adapters() const {
+  return !params.empty() && (adapted_by(params[0].name) || measured_by(params[0].name));
+}
 
 std::size_t UnitDesc::index_of(std::string_view local) const {
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -480,6 +488,13 @@ std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
         {.name = "head_bias",
          .kind = UnitKind::head_bias,
          .params = {of_outputs(vector("head_bias.bias", c.outputs()), c, c.padded_outputs())}});
+  }
+  if (c.head.values) {
+    ParamDesc weight = matrix(fmt::format("{}weight", kValueHead), 1, c.hidden, 0);
+    weight.init = Init::zeros;
+    units.push_back({.name = "value_head",
+                     .kind = UnitKind::value_head,
+                     .params = {weight, vector(fmt::format("{}bias", kValueHead), 1)}});
   }
   for (UnitDesc& unit : units) {
     const auto travels = [&](const ParamDesc& p) { return in_blocks(p, chunks); };

@@ -67,7 +67,8 @@ enum class UnitKind : std::uint8_t {
   final_norm,
   head_dense,
   head,
-  head_bias
+  head_bias,
+  value_head
 };
 
 /// Which part of each rank's chunks a unit has: part `index` of `count` equal ones.
@@ -121,7 +122,7 @@ struct UnitDesc {
   /// Index of the parameter "<layer>.<local>"; throws InternalError when there is none.
   std::size_t index_of(std::string_view local) const;
   bool has(std::string_view local) const;
-  /// Whether it is that of a block's adapters.
+  /// Whether it is one of those of a block's adapters.
   bool has_adapters() const;
 
  private:
@@ -139,6 +140,9 @@ inline constexpr std::array<std::string_view, 13> kAdapterTargets = {
 /// Behind a block's name, what is kept of choices by BalanceBy::shares. It says something of steps,
 /// not of the model, and so is in no file of models.
 inline constexpr std::string_view kRouterShares = ".mlp.router.shares";
+
+/// What the names of the head of values begin with.
+inline constexpr std::string_view kValueHead = "value_head.";
 
 /// How the names of an adapter's matrices end, in place of ".weight", and of its magnitudes (out),
 /// which begin as the lengths of that matrix's rows.
@@ -178,15 +182,15 @@ struct UnitDivision {
 };
 
 /// All units in the order of forward: vocabulary, positions, embedding_norm, blocks, final_norm,
-/// head_dense, head if it is untied, and head_bias, of which a model has what its configuration
-/// says; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
-/// every tensor rank, which computes those that its query heads read.
+/// head_dense, head if it is untied, head_bias, and value_head, of which a model has what its
+/// configuration says; to be cut into `chunks`. With fewer kv heads than chunks, keys and values
+/// are whole on every tensor rank, which computes those that its query heads read.
 ///
 /// A block's parameters are one unit, or several where `division` says so. What is kept of choices
 /// of its experts is one in f32 that all ranks have, whatever else is rounded or divided:
-/// common offsets are many times as large as what tells biases apart. Its adapters are another one;
-/// where the model has adapters, all other units are frozen, and so are those of layers that the
-/// configuration freezes.
+/// common offsets are many times as large as what tells biases apart. Its adapters are
+/// another one, or two; where the model has adapters, all other units but value_head are frozen,
+/// and so are those of layers that the configuration freezes.
 std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1,
                                   const UnitDivision& division = {});
 

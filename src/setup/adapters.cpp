@@ -84,6 +84,17 @@ void check_frozen_layers(const deck::LoadedDeck& loaded) {
                              "out",
                              deck::value_text(deck::find_row(kKey)->field.get(loaded.deck)),
                              names_of_any_layer(names)));
+  const bool answers_stay = std::ranges::none_of(units, [](const model::UnitDesc& unit) {
+    return unit.traits.trained && unit.kind != model::UnitKind::value_head;
+  });
+  if (deck::has_values(loaded.deck.task.kind) && answers_stay) {
+    problems.add(
+        loaded.place(kKey), kKey,
+        fmt::format("frozen.layers = {} leaves nothing that is trained but value_head, and "
+                    "answers would stay as they are: leave some of {} out",
+                    deck::value_text(deck::find_row(kKey)->field.get(loaded.deck)),
+                    names_of_any_layer(names)));
+  }
   problems.throw_if_any();
 }
 

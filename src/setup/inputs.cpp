@@ -174,7 +174,8 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
                    .hidden = m.head_hidden,
                    .activation = m.head_activation,
                    .norm = m.head_norm,
-                   .bias = m.head_bias},
+                   .bias = m.head_bias,
+                   .values = deck::has_values(task.kind)},
           .adapter = adapter_config(m.adapter),
           .frozen = m.frozen.layers,
           .init = m.init};
@@ -227,9 +228,16 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
 namespace {
 
 plan::PolicyInputs policy_inputs(const deck::Deck& deck) {
-  return {.terms = {.low = static_cast<float>(deck.task.clip[0]),
-                    .high = static_cast<float>(deck.task.clip[1]),
-                    .kl = static_cast<float>(deck.task.kl)},
+  const deck::TaskSection& task = deck.task;
+  const bool values = deck::has_values(task.kind);  // rewards have the divergence in them then
+  std::optional<kernels::ValueTerms> value;
+  if (values)
+    value = {.weight = static_cast<float>(task.value_loss),
+             .clip = static_cast<float>(task.value_clip)};
+  return {.terms = {.low = static_cast<float>(task.clip[0]),
+                    .high = static_cast<float>(task.clip[1]),
+                    .kl = values ? 0 : static_cast<float>(task.kl)},
+          .value = value,
           .weighted = deck.task.mean == deck::AnswerMean::answers,
           .drawn_before = deck.rollout.steps > 1};
 }

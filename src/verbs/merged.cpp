@@ -24,10 +24,10 @@ Adapters adapters_of(const model::ModelConfig& config) {
   for (const model::UnitDesc& unit : model::model_units(config)) {
     for (std::size_t i = 0; i < unit.params.size(); ++i) {
       const auto stem = model::adapted_by(unit.params[i].name);
-      if (!stem) continue;
-      Adapter& adapter = all[*stem + ".weight"];
-      adapter = {.a = unit.params[i], .b = unit.params[i + 1], .magnitude = {}};
-      if (config.adapter.magnitudes) adapter.magnitude = unit.params[i + 2];
+      if (stem) all[*stem + ".weight"] = {unit.params[i], unit.params[i + 1], {}};
+      // Their unit is behind.
+      const auto measured = model::measured_by(unit.params[i].name);
+      if (measured) all[*measured + ".weight"].magnitude = unit.params[i];
     }
   }
   return all;

@@ -43,12 +43,55 @@ def advantages(rewards, scale):
     return (centred / (groups.std(1, keepdim=True) + 1e-4) if scale else centred).flatten()
 
 
-def log_p(model, answer):
-    """Of its tokens, each behind the prompt and those before it."""
+def generalised_advantages(rewards, values, gamma, lam):
+    """Schulman et al. 2016, equation 16, as it is written: sums over all later tokens."""
+    deltas = rewards + gamma * torch.cat([values[1:], values.new_zeros(1)]) - values
+    return torch.stack([sum((gamma * lam) ** l * deltas[t + l] for l in range(len(deltas) - t))
+                        for t in range(len(deltas))])
+
+
+def log_p_and_values(model, answer, head):
+    """Of its tokens, each behind the prompt and those before it; and the values there, where there is a head."""
     prompt = list(answer["line"]["prompt"].encode())
     ids = prompt + answer["token_ids"]
-    each = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])
-    return each[len(prompt) - 1:, 0]
+    out = model(torch.tensor([ids]), output_hidden_states=True)
+    each = out.logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[len(prompt) - 1:, 0]
+    if head is None:
+        return each, torch.zeros_like(each)
+    return each, out.hidden_states[-1][0, len(prompt) - 1:-1] @ head[0] + head[1]
+
+
+def log_p(model, answer):
+    return log_p_and_values(model, answer, None)[0]
+
+
+def judged(of_round, drawn, reference, task, dtype):
+    """By step of a round and answer, the advantages of its tokens and what came of each."""
+    scale, ppo = task.get("scale_rewards", True), task.get("kind") == "ppo"
+    result = []
+    for answers, then, apart in zip(of_round, drawn, reference, strict=True):
+        if not ppo:
+            each = advantages([a["reward"] for a in answers], scale).to(dtype)
+            result.append([(a.expand(len(p)), None) for a, (p, _) in zip(each, then, strict=True)])
+            continue
+        step = []
+        for answer, (now, values), before in zip(answers, then, apart, strict=True):
+            rewards = -task.get("kl", 0.0) * (now - before)
+            rewards[-1] += answer["reward"]
+            better = generalised_advantages(rewards, values, task.get("gamma", 1.0), task.get("lambda", 0.95))
+            step.append((better, better + values))
+        result.append(step)
+    if ppo and scale:
+        all_of_round = torch.cat([a for step in result for a, _ in step])
+        shift, by = all_of_round.mean(), all_of_round.std() + 1e-4
+        result = [[((a - shift) / by, r) for a, r in step] for step in result]
+    return result
+
+
+def explained(better, drawn):
+    returns = torch.cat([r for step in better for _, r in step])
+    left = returns - torch.cat([v for step in drawn for _, v in step])
+    return (1 - left.var() / returns.var()).item()
 
 
 def train(name, dtype, steps, weights):
@@ -59,32 +102,48 @@ def train(name, dtype, steps, weights):
     if adapter:
         adapt(model, adapter, {k: v.to(dtype) for k, v in weights.items()})
     trained = [p for p in model.parameters() if p.requires_grad]
+    ppo, head = task.get("kind") == "ppo", None
+    if ppo:
+        head = [torch.zeros(model.config.hidden_size, dtype=dtype, requires_grad=True),
+                torch.zeros((), dtype=dtype, requires_grad=True)]
+        trained += head
     optimizer = torch.optim.Adam(trained, lr=models.LR, betas=(0.9, 0.99), eps=models.EPS)
     reference = [[log_p(model, a).detach() for a in answers] for answers in steps]
     said = []
     for number, answers in enumerate(steps):
         if number % of_round == 0:
-            drawn = [[log_p(model, a).detach() for a in step] for step in steps[number : number + of_round]]
-        better = advantages([a["reward"] for a in answers], task.get("scale_rewards", True)).to(dtype)
-        losses, clipped, tokens = [], 0, 0
-        for i, (answer, advantage) in enumerate(zip(answers, better, strict=True)):
-            now, then = log_p(model, answer), drawn[number % of_round][i]
+            drawn = [[[x.detach() for x in log_p_and_values(model, a, head)] for a in step]
+                     for step in steps[number : number + of_round]]
+            better = judged(steps[number : number + of_round], drawn, reference[number : number + of_round],
+                            task, dtype)
+        losses, clipped, tokens, values_clipped = [], 0, 0, 0
+        for i, (answer, (advantage, returns)) in enumerate(zip(answers, better[number % of_round], strict=True)):
+            now, values = log_p_and_values(model, answer, head)
+            then, values_then = drawn[number % of_round][i]
             ratio = torch.exp(now - then)
             loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
             clipped += (ratio.clamp(1 - low, 1 + high) != ratio).sum().item()
             tokens += len(now)
             less = reference[number][i] - now
-            losses.append(loss + kl * (torch.exp(less) - less - 1))
+            if ppo:
+                clip = task.get("value_clip", 0.2)
+                near = torch.maximum(torch.minimum(values, values_then + clip), values_then - clip)
+                values_clipped += (near != values).sum().item()
+                off = torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+                losses.append(loss + task.get("value_loss", 0.1) / 2 * off)
+            else:
+                losses.append(loss + kl * (torch.exp(less) - less - 1))
         loss = torch.cat(losses).mean() if by_token else torch.stack([l.mean() for l in losses]).mean()
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, models.CLIP)
         optimizer.step()
-        of_round_drawn = torch.cat([p for step in drawn for p in step])
+        of_round_drawn = torch.cat([p for step in drawn for p, _ in step])
         of_round_reference = torch.cat([p for step in reference[number - number % of_round :][:of_round] for p in step])
         said.append({"loss": loss.item(), "grad_norm": norm.item(), "entropy": -of_round_drawn.mean().item(),
                      "kl": (of_round_drawn - of_round_reference).mean().item() if kl else 0.0,
-                     "clipped": clipped / tokens})
+                     "clipped": clipped / tokens, "values_clipped": values_clipped / tokens,
+                     "explained": explained(better, drawn) if ppo else 0.0})
     return said
 
 

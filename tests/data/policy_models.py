@@ -15,6 +15,11 @@ KINDS = {
     "tokens": ("llama", {"mean": "tokens", "scale_rewards": False}, 1, None),
     "reference": ("gpt2", {"kl": 0.5}, 1, None),
     "rounds": ("llama", {"kl": 0.25, "clip": [0.1, 0.2]}, 2, None),
+    "values": ("gpt2", {"kind": "ppo", "kl": 0.2, "gamma": 0.9, "lambda": 0.8, "value_loss": 0.5}, 1, None),
+    "value_rounds": ("llama", {"kind": "ppo", "mean": "tokens", "scale_rewards": False, "clip": [0.1, 0.2],
+                               "value_clip": 0.02, "value_loss": 1.0}, 2, None),
+    "value_lora": ("llama", {"kind": "ppo", "kl": 0.1}, 2,
+                   {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["*.attention.?.weight", "*.mlp.*"]}),
     "lora": ("llama", {"kl": 0.5, "mean": "tokens"}, 2,
              {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["*.attention.?.weight", "*.mlp.*"]}),
 }

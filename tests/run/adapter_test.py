@@ -41,6 +41,8 @@ class AdapterTest(SmallModels):
 
 
 class Oracle(AdapterTest):
+    LENGTHS = ("lengths", "llama_lengths")
+
     def test_queries_and_values(self):
         self.compare("gpt2", LAYOUTS)
 
@@ -53,17 +55,19 @@ class Oracle(AdapterTest):
     def test_lengths_of_rows(self):
         """Beside matrices with biases, of which one product serves some with adapters and one without;
         and beside keys and values that every tensor rank has whole."""
-        self.compare("lengths", LAYOUTS[:6])
-        self.compare("llama_lengths", LAYOUTS[:6])
+        for model in self.LENGTHS:
+            self.compare(model, LAYOUTS[:6], like=self.LENGTHS)
 
     def test_lengths_begin_as_the_model_has_them(self):
         """B is 0 at the start, so the first step's loss is that without them: but for the rounding of a
         root, a quotient and a product, which a whole model of 14 matrices moves by less than 1e-5."""
-        for model in ("lengths", "llama_lengths"):
-            losses = [self.train(2, self.deck_of(f"{model}_{kind}", model, adapter__kind=kind,
-                                                 run__steps=1, zero__stage=3))[1][0]
-                      for kind in ("dora", "lora")]
-            self.assertAlmostEqual(*losses, delta=1e-5)
+        for model in self.LENGTHS:
+            for type in ("none", "nf4", "int8"):
+                codes = {} if type == "none" else {"frozen__type": type, "frozen__block": 16}
+                losses = [self.train(2, self.deck_of(f"{model}_{type}_{kind}", model, adapter__kind=kind,
+                                                     run__steps=1, zero__stage=3, **codes))[1][0]
+                          for kind in ("dora", "lora")]
+                self.assertAlmostEqual(*losses, delta=1e-5)
 
 
 class Bits(AdapterTest):

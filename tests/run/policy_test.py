@@ -44,7 +44,7 @@ class Oracle(PolicyTest):
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is, or as one rounding of
         # a number of 8 is.
         bound = {key: 8 * max(2**-24 * 8, *(abs(a[key] - b[key]) for a, b in zip(
-            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl")}
+            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl", "explained")}
         for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(kind=kind, ranks=ranks, **layout):
                 name = f"{kind}_{number}"
@@ -52,7 +52,7 @@ class Oracle(PolicyTest):
                 answers = models.rollouts(self.dir / name)
                 self.assertEqual([[a["token_ids"] for a in step] for step in answers], want["token_ids"])
                 for step, of_step, true in zip(self.steps_of(name), answers, want["float64"], strict=True):
-                    said = {**step, **{key: step["rollout"][key] for key in ("entropy", "kl")}}
+                    said = {**step, **{key: step["rollout"][key] or 0.0 for key in ("entropy", "kl", "explained")}}
                     for key in bound:
                         self.assertLess(abs(said[key] - true[key]), bound[key], (key, step["step"]))
                     self.assertEqual(step["targets"], sum(len(a["token_ids"]) for a in of_step))
@@ -75,10 +75,22 @@ class Oracle(PolicyTest):
     def test_lora(self):
         self.compare("lora", LAYOUTS[:7:2])
 
+    def test_values(self):
+        self.compare("values", LAYOUTS)
+
+    def test_values_in_rounds(self):
+        self.compare("value_rounds", LAYOUTS[1:8:2])
+        want = json.loads((models.ORACLE / "policy.json").read_text())["value_rounds"]["float64"]
+        self.assertGreater(max(step["values_clipped"] for step in want), 0.1)
+
+    def test_values_beside_adapters(self):
+        self.compare("value_lora", LAYOUTS[:7:2])
+
 
 class Bits(PolicyTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
-        for kind, compute in (("answers", "f32"), ("rounds", "f32"), ("lora", "bf16")):
+        for kind, compute in (("answers", "f32"), ("rounds", "f32"), ("lora", "bf16"),
+                              ("values", "bf16"), ("value_lora", "f32")):
             fixed = {**ANY_LAYOUT, "precision__compute": compute, "run__steps": 6,
                      "rollout__keep_every": 1}
             want = self.train(1, self.deck_of(f"{kind}_one", kind, **fixed))
@@ -158,7 +170,55 @@ class Learns(PolicyTest):
         self.assertEqual(text[:3], "fox")
 
 
+    def test_values_foresee_rewards(self):
+        """By the share of letters: with one answer a prompt there is nothing else to compare it with."""
+        (self.dir / "share.py").write_text(
+            "import json, sys\n"
+            "for line in sys.stdin:\n"
+            "    asked = json.loads(line)\n"
+            "    print(sum(map(str.isalpha, asked['completion'])) / 8 + (asked['prompt'] == 'fox'))\n")
+        (self.dir / "begin.jsonl").write_text(
+            "".join(json.dumps({"prompt": p}) + "\n" for p in ("the quick", "fox", "lazy dog. t")))
+        deck = self.deck_of("learn", "values", run__steps=60, data__train=[str(self.dir / "begin.jsonl")],
+                            rollout__samples=1, rollout__tokens=8, rollout__slots=16, batch__global=32,
+                            batch__micro=8, batch__sequence=24, task__kl=0.0, task__value_loss=1.0,
+                            reward__command=[sys.executable, str(self.dir / "share.py")])
+        self.train(2, deck)
+        said = [s["rollout"] for s in self.steps_of("learn")]
+        rewards, foreseen = ([s[key] for s in said] for key in ("reward", "explained"))
+        self.assertEqual(foreseen[0], 0)
+        self.assertGreater(sum(foreseen[-10:]) / 10, 0.4, foreseen)
+        self.assertGreater(sum(rewards[-10:]) / 10, sum(rewards[:5]) / 5 + 0.3, rewards)
+
+
+    def test_what_it_expects_is_not_exported(self):
+        base = tiny_deck(self.dir / "data", model__vocab=256, model__context=32, run__steps=2)
+        self.train(1, self.deck("base", base))
+        self.run_code(0, "export", self.dir / "base", "--to", self.dir / "model")
+        learn = change(models.deck("values", self.dir), model__init_from=str(self.dir / "model"))
+        del learn["model"]["dropout"]
+        self.train(2, self.deck("learn", learn))
+        self.run_code(0, "export", self.dir / "learn", "--to", self.dir / "learned")
+        said = [self.run_code(0, "generate", self.dir / of, "--prompt", "fox", "--tokens", 6)
+                for of in ("learn", "learned")]
+        self.assertEqual(*said)
+
+
 class Refused(PolicyTest):
+    def test_keys_of_values(self):
+        deck = self.deck_of("idle", "answers", task__gamma=0.5)
+        self.assertIn('task.gamma has no effect with task.kind = "grpo"',
+                      self.run_code(DECK, "check", deck, "--ranks", 1))
+        deck = self.deck_of("alone", "answers", rollout__samples=1)
+        self.assertIn('compares answers to one prompt (give at least 2, or use "ppo")',
+                      self.run_code(DECK, "check", deck, "--ranks", 1))
+        deck = self.deck_of("still", "values", frozen__layers=["vocabulary", "positions", "block.?", "final_norm"])
+        self.assertIn("leaves nothing that is trained but value_head",
+                      self.run_code(DECK, "check", deck, "--ranks", 1))
+        deck = self.deck_of("once", "values", task__value_clip=0.1)
+        self.assertIn("task.value_clip has no effect with rollout.steps = 1",
+                      self.run_code(DECK, "check", deck, "--ranks", 1))
+
     def test_programs_that_do_not_judge(self):
         """The run ends alike on all ranks, and keeps what it had."""
         for name, code, judge, message in (

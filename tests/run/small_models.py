@@ -31,12 +31,13 @@ class SmallModels(RunTest):
         """By model and type: what PyTorch knows of each step."""
         return json.loads((SOURCE / "tests" / "data" / "oracle" / self.oracle).read_text())
 
-    def compare(self, model, layouts):
-        """Trains a model on layouts, and compares each step with PyTorch's."""
+    def compare(self, model, layouts, like=None):
+        """Trains a model on layouts, and compares each step with PyTorch's. `like`: which models are as
+        near to fp64 as this one, if not all are."""
         want = self.truth()
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is; of all models, which
         # are of one size, the farthest, for how far one of them is in ten steps is chance.
-        bound = 8 * max(abs(a[key] - b[key]) for of in want.values()
+        bound = 8 * max(abs(a[key] - b[key]) for of in (want[m] for m in like or want)
                         for a, b in zip(of["float32"], of["float64"]) for key in ("loss", "grad_norm"))
         for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(ranks=ranks, **layout):

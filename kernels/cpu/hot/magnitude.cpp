@@ -9,10 +9,10 @@ TESSERA_INLINE Vec column_factor(const Vec& magnitude, const Vec& squares) {
   return select(squares > Vec(0.0F), magnitude / sqrt(squares), Vec(1.0F));
 }
 
-template <typename X, typename M, typename T>
+template <typename X, typename B, typename T>
 void scale_rows(const ScaleColumns& a, Range rows) {
-  const auto* magnitude = reinterpret_cast<const M*>(a.magnitude.data);
-  const auto* bias = reinterpret_cast<const M*>(a.bias.data);
+  const auto* magnitude = reinterpret_cast<const float*>(a.magnitude.data);
+  const auto* bias = reinterpret_cast<const B*>(a.bias.data);
   const auto* squares = reinterpret_cast<const float*>(a.squares.data);
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const X* from = row_of<X>(a.x, r);
@@ -56,8 +56,8 @@ void row_squares(const RowSquares& a, Range rows) {
 
 void scale_columns(const ScaleColumns& a, Range rows) {
   with_type(a.out.type, [&]<typename T>() {
-    with_type(a.factors(), [&]<typename M>() {
-      a.x.type == DType::f32 ? scale_rows<float, M, T>(a, rows) : scale_rows<T, M, T>(a, rows);
+    with_type(a.bias ? a.bias.type : a.out.type, [&]<typename B>() {
+      a.x.type == DType::f32 ? scale_rows<float, B, T>(a, rows) : scale_rows<T, B, T>(a, rows);
     });
   });
 }

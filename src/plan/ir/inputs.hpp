@@ -126,8 +126,9 @@ struct DocumentInputs {
 /// What is learned of tokens that the model drew.
 struct PolicyInputs {
   kernels::PolicyTerms terms;
-  bool weighted = false;      // whether targets weigh differently
-  bool drawn_before = false;  // by a model that has been updated since
+  std::optional<kernels::ValueTerms> value;  // of values of states, where the model has some
+  bool weighted = false;                     // whether targets weigh differently
+  bool drawn_before = false;                 // by a model that has been updated since
 };
 
 /// A micro-batch as a rank has it: sequences, or chunks of sequences, of so many tokens.

@@ -138,7 +138,7 @@ struct LoadBatch {
   View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
   View reference;  // (B) f64: log p of each sample, of the reference model; absent: not wanted
   // (B T) f32 of targets that were drawn, as model::MicroBatch has them; absent: not wanted.
-  View advantages, weights, drawn_losses, reference_losses;
+  View advantages, weights, drawn_losses, reference_losses, returns, drawn_values;
   /// Where ranks have chunks of sequences, which are then B rows of T tokens, `documents` are of
   /// the whole sequences, and these (B, T, 2) i32 where positions count from, relative to each
   /// row's first token. Absent elsewhere.
@@ -151,6 +151,7 @@ struct LoadBatch {
         f(s.tallies, kernels::Access::write), f(s.reference, kernels::Access::write);
     f(s.advantages, kernels::Access::write), f(s.weights, kernels::Access::write),
         f(s.drawn_losses, kernels::Access::write), f(s.reference_losses, kernels::Access::write),
+        f(s.returns, kernels::Access::write), f(s.drawn_values, kernels::Access::write),
         f(s.positions, kernels::Access::write);
   }
 };

@@ -33,6 +33,7 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
   add(head, UnitKind::head_dense);
   add(head, find(UnitKind::head).empty() ? UnitKind::vocabulary : UnitKind::head);
   add(head, UnitKind::head_bias);
+  add(head, UnitKind::value_head);
   layers.push_back(head);
   return layers;
 }

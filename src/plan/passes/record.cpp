@@ -118,7 +118,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.loss_terms = in.loss_terms;
   u_.router_terms = in.router_terms;
   u_.preference = in.preference;
-  if (in.policy) u_.policy = in.policy->terms;
+  if (in.policy) u_.policy = in.policy->terms, u_.value = in.policy->value;
   if (in.preference) {
     u_.preference_statistics =
         local(Local::preferences, DType::f32, {kernels::kPreferenceStats, in.micro / 2});
@@ -167,6 +167,9 @@ model::MicroBatch Recorder::micro_batch() const {
       .weights = of_drawn(in_.policy && in_.policy->weighted, Local::target_weights),
       .drawn_losses = of_drawn(in_.policy && in_.policy->drawn_before, Local::drawn_losses),
       .reference_losses = of_drawn(in_.policy && in_.policy->terms.kl > 0, Local::reference_losses),
+      .returns = of_drawn(in_.policy && in_.policy->value, Local::returns),
+      .drawn_values = of_drawn(in_.policy && in_.policy->value && in_.policy->drawn_before,
+                               Local::drawn_values),
       .confusion =
           in_.confusion ? local(Local::confusion, DType::i64, {classes, classes}) : View{}};
 }

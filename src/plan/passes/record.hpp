@@ -29,6 +29,8 @@ enum class Local : BufferId {
   target_weights,
   drawn_losses,
   reference_losses,
+  returns,
+  drawn_values,
   losses,
   scalars,
   confusion,

@@ -271,6 +271,10 @@ class Scheduler {
          .reference_losses = policy() && policy()->terms.kl > 0
                                  ? make("losses of the reference", DType::f32, targets)
                                  : View{},
+         .returns = policy() && policy()->value ? make("returns", DType::f32, targets) : View{},
+         .drawn_values = policy() && policy()->value && policy()->drawn_before
+                             ? make("values when drawn", DType::f32, targets)
+                             : View{},
          .positions = cut ? make("positions", DType::i32, 2 * b * t) : View{}});
     const auto make_result = [&](const char* name, std::int64_t n) {
       if (n == 0) return View{};
@@ -506,6 +510,8 @@ class Scheduler {
     bind(v, Local::target_weights, batch_.weights);
     bind(v, Local::drawn_losses, batch_.drawn_losses);
     bind(v, Local::reference_losses, batch_.reference_losses);
+    bind(v, Local::returns, batch_.returns);
+    bind(v, Local::drawn_values, batch_.drawn_values);
     bind(v, Local::losses, losses_);
     bind(v, Local::preferences, preferences_);
     bind(v, Local::scalars, plan_.scalars);

@@ -28,6 +28,8 @@ class LossCheck {
       if (losses.added != (adds ? 1 : 0) || losses.tallied != (tallies ? 1 : 0))
         reject(plan_, losses.made, "makes losses that are not in the step's sums once");
       if (!summed_) reject(plan_, losses.made, "makes losses that ranks never add up");
+      if (losses.valued != static_cast<bool>(batches_[losses.targets].returns))
+        reject(plan_, losses.made, "makes losses without those of values");
     }
     for (const auto& [buffer, routed] : routed_) {
       if (routed.counted != (adds ? 1 : 0))
@@ -57,6 +59,7 @@ class LossCheck {
     RangeMap<bool> there;
     BufferId targets = -1;
     int added = 0, tallied = 0;
+    bool valued = false;  // with losses of values
   };
 
   /// What is said of pairs beside their losses.
@@ -126,10 +129,6 @@ class LossCheck {
   void follow(const kernels::PolicyLoss& drawn) {
     const BufferId targets = takes_losses(drawn.target_losses);
     const LoadBatch& batch = batches_[targets];
-    const auto is_own = [&](const View& used, const View& loaded) {
-      return static_cast<bool>(used) == static_cast<bool>(loaded) &&
-             (!used || homes_.is_at(used, loaded));
-    };
     if (homes_.home_of(drawn.targets).buffer != targets ||
         !is_own(drawn.advantages, batch.advantages) || !is_own(drawn.weights, batch.weights) ||
         !is_own(drawn.drawn, batch.drawn_losses) ||
@@ -137,6 +136,25 @@ class LossCheck {
       reject(plan_, at_, "judges targets by what is known of others");
     makes(drawn.losses, drawn.targets);
     slopes_[homes_.home_of(drawn.slopes).buffer] = {.made = at_, .used = {}};
+  }
+  /// Losses of values are added to those of the targets that were drawn.
+  void follow(const kernels::ValueLoss& value) {
+    const BufferUse use = homes_.home_of(value.losses);
+    const auto found = made_.find(use.buffer);
+    if (found == made_.end() || found->second.added + found->second.tallied > 0 ||
+        found->second.valued || use.bytes != Range{0, plan_.buffer(use.buffer).bytes})
+      reject(plan_, at_, "adds losses of values where there are no losses of targets alone");
+    const LoadBatch& batch = batches_[found->second.targets];
+    if (homes_.home_of(value.targets).buffer != found->second.targets ||
+        !is_own(value.returns, batch.returns) || !is_own(value.weights, batch.weights) ||
+        !is_own(value.drawn, batch.drawn_values))
+      reject(plan_, at_, "judges values by what is known of others");
+    found->second.valued = true;
+  }
+  /// Whether what is used is what a micro-batch has loaded, or neither is there.
+  bool is_own(const View& used, const View& loaded) const {
+    return static_cast<bool>(used) == static_cast<bool>(loaded) &&
+           (!used || homes_.is_at(used, loaded));
   }
   /// The losses of all targets of a micro-batch, which others take the place of; returns the
   /// targets' buffer.

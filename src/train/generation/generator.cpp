@@ -241,6 +241,25 @@ std::vector<double> Generator::log_probabilities(std::span<const std::int32_t> t
   return all;
 }
 
+std::vector<float> Generator::values(std::span<const std::int32_t> tokens, std::int64_t first) {
+  const std::int64_t seen = std::ssize(tokens) - 1;
+  forget();
+  const model::CachedTokens cached;
+  const model::Carry carry =
+      through_layers(tokens.first(static_cast<std::size_t>(seen)), std::span(&cached, 1));
+  const std::int64_t count = seen - (first - 1);
+  const auto rows = [&](const View& v) {
+    return v ? v.row_range(first - 1, count).reshaped({1, count, config_.hidden}) : View{};
+  };
+  model::UnitContext u =
+      context_of({.batch = 1, .sequence = count, .tokens = {}, .targets = {}, .samples = {}});
+  const View all = model::head_values(u, config_, model::head_weights(units_),
+                                      {.resid = rows(carry.resid), .pending = rows(carry.pending)});
+  std::vector<float> values(static_cast<std::size_t>(count));
+  tier_.read(all.data, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
 std::span<const float> Generator::advance_each(std::span<const std::int32_t> tokens) {
   TESSERA_CHECK(std::ssize(tokens) == slots(), "{} tokens for {} slots", tokens.size(), slots());
   std::vector<std::int32_t> ids(tokens.begin(), tokens.end());

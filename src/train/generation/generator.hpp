@@ -68,6 +68,8 @@ class Generator {
   /// before it. `adapted`: of the model with its adapters, if it has some.
   std::vector<double> log_probabilities(std::span<const std::int32_t> tokens, std::int64_t first,
                                         bool adapted = true);
+  /// Likewise the values of the states that these tokens are said in, of a model that has some.
+  std::vector<float> values(std::span<const std::int32_t> tokens, std::int64_t first);
 
  private:
   View make(DType type, std::initializer_list<std::int64_t> extents);

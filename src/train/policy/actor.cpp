@@ -32,10 +32,18 @@ bool has_own_reference(const deck::Deck& deck) {
   return deck.model.adapter.kind == deck::AdapterKind::none || open_init_from(deck).has_adapters();
 }
 
+/// Which says nothing of values.
+model::ModelConfig reference_config(const plan::PlanInputs& inputs) {
+  model::ModelConfig config = inputs.model.config;
+  config.head.values = false;
+  return config;
+}
+
 GeneratorBytes bytes_of(const deck::Deck& deck, const plan::PlanInputs& inputs,
                         bool own_reference) {
-  GeneratorBytes bytes = generator_bytes(inputs.model.config, options_of(deck, inputs));
-  if (own_reference) bytes.model *= 2;
+  const GeneratorOptions options = options_of(deck, inputs);
+  GeneratorBytes bytes = generator_bytes(inputs.model.config, options);
+  if (own_reference) bytes.model += generator_bytes(reference_config(inputs), options).model;
   return bytes;
 }
 
@@ -60,7 +68,8 @@ void Actor::open_reference() {
   GeneratorOptions options = options_of(run_.deck, run_.engine->inputs());
   options.slots = 1;
   reference_.emplace(
-      run_.engine->inputs().model.config, *hardware_.backend.device, *hardware_.backend.device_tier,
+      reference_config(run_.engine->inputs()), *hardware_.backend.device,
+      *hardware_.backend.device_tier,
       [&](const model::ParamDesc& p, Range range, std::span<float> out) {
         source.read(p.name, range.begin, out);
       },

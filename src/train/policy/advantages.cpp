@@ -26,4 +26,17 @@ std::vector<double> group_advantages(std::span<const double> rewards, std::int64
   return all;
 }
 
+std::vector<double> generalised_advantages(std::span<const double> rewards,
+                                           std::span<const float> values, double gamma,
+                                           double lambda) {
+  std::vector<double> all(rewards.size());
+  double next_value = 0, next = 0;
+  for (std::size_t t = rewards.size(); t-- > 0;) {
+    const auto value = static_cast<double>(values[t]);
+    all[t] = next = rewards[t] + gamma * next_value - value + gamma * lambda * next;
+    next_value = value;
+  }
+  return all;
+}
+
 }  // namespace tessera::train

@@ -20,4 +20,11 @@ GroupStatistics group_statistics(std::span<const double> rewards);
 std::vector<double> group_advantages(std::span<const double> rewards, std::int64_t samples,
                                      bool scale);
 
+/// Generalised advantages (Schulman et al. 2016, equation 16) of an answer's tokens: with delta_t =
+/// r_t + gamma v_{t+1} - v_t, what token t's reward and the next state's value are more than its
+/// own, the sum over l >= 0 of (gamma lambda)^l delta_{t+l}. Behind the last token the value is 0.
+std::vector<double> generalised_advantages(std::span<const double> rewards,
+                                           std::span<const float> values, double gamma,
+                                           double lambda);
+
 }  // namespace tessera::train

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tessera::train {
@@ -15,6 +16,7 @@ struct RolloutSummary {
   double cut = 0;        // the share of answers that the limit of tokens has ended
   double entropy = 0;    // -log p of a token under the model that drew it, mean, in nats
   double kl = 0;         // log p less that under the reference model, mean; 0 without one
+  std::optional<double> explained;  // of the variance of returns, by values, where there are some
   double drawing_s = 0, judging_s = 0;  // of the slowest rank
   std::int64_t answers = 0;
 };

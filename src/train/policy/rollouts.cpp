@@ -105,11 +105,13 @@ std::vector<Rollouts::Answer> Rollouts::draw(std::int64_t first, std::int64_t co
   }
   std::ranges::sort(answers, {}, &Answer::number);
   for (Answer& answer : answers) {
-    if (run_.deck.task.kl == 0) break;
     const std::vector<std::int32_t>& prompt = prompt_of(answer.number).tokens;
+    const std::int64_t begin = std::ssize(prompt);
     std::vector<std::int32_t> all = prompt;
     all.insert(all.end(), answer.tokens.begin(), answer.tokens.end());
-    answer.reference = actor_.reference_losses(all, std::ssize(prompt));
+    if (run_.deck.task.kl > 0) answer.reference = actor_.reference_losses(all, begin);
+    if (deck::has_values(run_.deck.task.kind))
+      answer.values = actor_.generator().values(all, begin);
   }
   return answers;
 }
@@ -133,6 +135,7 @@ std::vector<Rollouts::Answer> Rollouts::exchange(const std::vector<Answer>& own)
     packed.put_all(answer.tokens);
     packed.put_all(answer.drawn);
     packed.put_all(answer.reference);
+    packed.put_all(answer.values);
   }
   const std::string mine = packed.take();
   std::string all;
@@ -146,6 +149,7 @@ std::vector<Rollouts::Answer> Rollouts::exchange(const std::vector<Answer>& own)
     answer.tokens = bytes.get_all<std::int32_t>();
     answer.drawn = bytes.get_all<float>();
     answer.reference = bytes.get_all<float>();
+    answer.values = bytes.get_all<float>();
   }
   std::ranges::sort(answers, {}, &Answer::number);
   return answers;
@@ -161,6 +165,39 @@ std::vector<double> Rollouts::weights(std::size_t begin, std::size_t count) cons
                   static_cast<double>(answers_[begin + i].tokens.size()));
   }
   return all;
+}
+
+void Rollouts::compare(std::span<const double> rewards) {
+  const deck::TaskSection& task = run_.deck.task;
+  if (deck::has_values(task.kind)) return compare_with_values();
+  const auto all = group_advantages(rewards, run_.deck.rollout.samples, task.scale_rewards);
+  for (std::size_t i = 0; i < answers_.size(); ++i)
+    answers_[i].advantages.assign(answers_[i].tokens.size(), all[i]);
+}
+
+/// What an answer is rewarded with comes with its last token; with each, what it costs that log p
+/// is larger than under the reference model.
+void Rollouts::compare_with_values() {
+  const deck::TaskSection& task = run_.deck.task;
+  std::vector<double> all;
+  for (Answer& answer : answers_) {
+    std::vector<double> rewards(answer.tokens.size());
+    for (std::size_t t = 0; t < answer.reference.size(); ++t) {
+      rewards[t] = -task.kl * (static_cast<double>(answer.reference[t]) -
+                               static_cast<double>(answer.drawn[t]));
+    }
+    rewards.back() += answer.reward;
+    answer.advantages = generalised_advantages(rewards, answer.values, task.gamma, task.lambda);
+    for (std::size_t t = 0; t < rewards.size(); ++t) {
+      answer.returns.push_back(
+          static_cast<float>(answer.advantages[t] + static_cast<double>(answer.values[t])));
+      all.push_back(answer.advantages[t]);
+    }
+  }
+  if (!task.scale_rewards || all.size() < 2) return;
+  const auto [mean, deviation] = group_statistics(all);
+  for (Answer& answer : answers_)
+    for (double& x : answer.advantages) x = (x - mean) / (deviation + 1e-4);
 }
 
 void Rollouts::summarise(std::span<const double> rewards) {
@@ -187,8 +224,24 @@ void Rollouts::summarise(std::span<const double> rewards) {
     for (std::size_t i = 0; i < answer.reference.size(); ++i)
       s.kl += answer.reference[i] - answer.drawn[i];
   }
+  if (deck::has_values(run_.deck.task.kind)) s.explained = explained();
   s.entropy /= s.tokens, s.kl /= s.tokens;
   s.tokens /= answers, s.cut /= answers;
+}
+
+/// Of the variance of returns, the share that values have foreseen.
+double Rollouts::explained() const {
+  std::vector<double> returns, left;
+  for (const Answer& answer : answers_) {
+    for (std::size_t t = 0; t < answer.returns.size(); ++t) {
+      returns.push_back(answer.returns[t]);
+      left.push_back(returns.back() - static_cast<double>(answer.values[t]));
+    }
+  }
+  if (returns.size() < 2) return 0;
+  const double all = group_statistics(returns).deviation;
+  const double unseen = group_statistics(left).deviation / all;
+  return all > 0 ? 1 - unseen * unseen : 0;
 }
 
 std::int64_t Rollouts::left_of_round() const {
@@ -228,17 +281,20 @@ void Rollouts::begin_round(std::int64_t first, std::int64_t count) {
   answers_ = exchange(own);
   std::vector<double> rewards;
   for (const Answer& answer : answers_) rewards.push_back(answer.reward);
-  advantages_ = group_advantages(rewards, run_.deck.rollout.samples, run_.deck.task.scale_rewards);
+  compare(rewards);
   summary_ = {.drawing_s = control.max(drawing), .judging_s = control.max(judging)};
   summarise(rewards);
 }
 
 void Rollouts::spoil(std::int64_t first, std::int64_t count) {
   constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
-  answers_.assign(static_cast<std::size_t>(count),
-                  {.tokens = {0}, .drawn = {kNone}, .reference = {kNone}});
+  answers_.assign(static_cast<std::size_t>(count), {.tokens = {0},
+                                                    .drawn = {kNone},
+                                                    .reference = {kNone},
+                                                    .values = {kNone},
+                                                    .advantages = {static_cast<double>(kNone)},
+                                                    .returns = {kNone}});
   for (Answer& answer : answers_) answer.number = first++;
-  advantages_.assign(answers_.size(), static_cast<double>(kNone));
   summary_ = {};
 }
 
@@ -278,13 +334,15 @@ void Rollouts::add(std::size_t which, double weight, const data::BatchShare& sha
     std::ranges::copy(values, into.begin() + static_cast<std::ptrdiff_t>(target));
   };
   put(current_.targets, -1, answer.tokens);
-  const auto each = [&](double value) {
-    return std::vector<float>(answer.tokens.size(), static_cast<float>(value));
-  };
-  put(current_.advantages, 0.0F, each(advantages_[which]));
-  if (run_.deck.task.mean == deck::AnswerMean::answers) put(current_.weights, 0.0F, each(weight));
-  if (run_.deck.rollout.steps > 1) put(current_.drawn_losses, 0.0F, answer.drawn);
-  if (run_.deck.task.kl > 0) put(current_.reference_losses, 0.0F, answer.reference);
+  const std::vector<float> advantages(answer.advantages.begin(), answer.advantages.end()),
+      weights(answer.tokens.size(), static_cast<float>(weight));
+  const bool values = deck::has_values(run_.deck.task.kind), before = run_.deck.rollout.steps > 1;
+  put(current_.advantages, 0.0F, advantages);
+  if (run_.deck.task.mean == deck::AnswerMean::answers) put(current_.weights, 0.0F, weights);
+  if (before) put(current_.drawn_losses, 0.0F, answer.drawn);
+  if (run_.deck.task.kl > 0 && !values) put(current_.reference_losses, 0.0F, answer.reference);
+  if (values) put(current_.returns, 0.0F, answer.returns);
+  if (values && before) put(current_.drawn_values, 0.0F, answer.values);
   current_.samples.push_back(answer.number);
   current_.counted.push_back(std::ssize(answer.tokens));
   current_.tallies.push_back(0);
@@ -307,7 +365,12 @@ std::string Rollouts::to_lines() const {
     line["finish"] = enum_word(answer.ending);
     line["token_ids"] = answer.tokens;
     line["reward"] = answer.reward;
-    line["advantage"] = at(advantages_, i);
+    if (deck::has_values(run_.deck.task.kind)) {
+      line["advantages"] = answer.advantages;
+      line["values"] = answer.values;
+    } else {
+      line["advantage"] = answer.advantages.front();
+    }
     lines += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   }
   return lines;

@@ -1,6 +1,6 @@
 // Steps of a model that learns from what it says: it answers prompts, the answers are rewarded, and
 // are the tokens of the steps of a round, each of which has its part of them (Shao et al. 2024,
-// GRPO).
+// GRPO; Schulman et al. 2017, PPO).
 #pragma once
 
 #include <span>
@@ -50,6 +50,9 @@ class Rollouts final : public data::StepSource {
     Ending ending = Ending::length;
     std::vector<std::int32_t> tokens;
     std::vector<float> drawn, reference;  // -log p of each, the latter where it is wanted
+    std::vector<float> values;            // of the states that each was said in, where wanted
+    std::vector<double> advantages;       // of each
+    std::vector<float> returns;           // likewise, where values are wanted
   };
   const data::Prompts::Prompt& prompt_of(std::int64_t number) const;
   std::string text_of(const Answer& answer) const;
@@ -63,6 +66,10 @@ class Rollouts final : public data::StepSource {
   /// All ranks' answers on every rank.
   std::vector<Answer> exchange(const std::vector<Answer>& own) const;
   void summarise(std::span<const double> rewards);
+  double explained() const;
+  /// Advantages of all answers, by their rewards alone, or by values too.
+  void compare(std::span<const double> rewards);
+  void compare_with_values();
   /// Where a model that has diverged draws nothing: answers whose losses are not finite, so that
   /// the step is skipped, and judged, as any other of such a model.
   void spoil(std::int64_t first, std::int64_t count);
@@ -78,7 +85,6 @@ class Rollouts final : public data::StepSource {
   Actor actor_;
   Rewards rewards_;
   std::vector<Answer> answers_;  // of the round
-  std::vector<double> advantages_;
   RolloutSummary summary_;
 };
 

@@ -76,12 +76,14 @@ constexpr EventField kStepFields[] = {
      "difference (`margin`), and of log p - log p_reference of all answers (`log_ratio`; "
      "null of a reward model); else null"},
     {"rollout", "",
-     "of answers that the model drew (task.kind = \"grpo\"): how many `answers`, the mean "
+     "of answers that the model drew (task.kind = \"grpo\" or \"ppo\"): how many `answers`, the "
+     "mean "
      "`reward`, "
      "the standard deviation of rewards to one prompt (`reward_std`, mean over prompts), the share "
      "of prompts whose answers had all the same (`alike`), mean `tokens` of an answer, the share "
      "that the limit has `cut`, mean -log p of a token when it was drawn (`entropy`, in nats) "
      "and what that is less than under the model of init_from (`kl`, where task.kl is above 0), "
+     "the share of the variance of returns that values foresaw (`explained`, of ppo, else null), "
      "and "
      "how long the slowest ranks drew and judged (`drawing_ms`, `judging_ms`, within "
      "`data_exposed_ms` of the first step that learns from the answers); else null"},

@@ -399,6 +399,7 @@ nlohmann::json rollout_json(const std::optional<RolloutSummary>& r) {
           {"cut", r->cut},
           {"entropy", r->entropy},
           {"kl", r->kl},
+          {"explained", r->explained ? nlohmann::json(*r->explained) : nlohmann::json()},
           {"drawing_ms", r->drawing_s * 1e3},
           {"judging_ms", r->judging_s * 1e3}};
 }

@@ -236,6 +236,38 @@ void ModelState::encode(std::size_t unit, std::int64_t first, std::span<const fl
   add_errors(unit, first, values, decoded);
 }
 
+ParameterSource ModelState::as_kept(const ParameterSource& source) const {
+  return [this, source](const model::ParamDesc& p, Range range, std::span<float> out) {
+    const auto has = [&](const model::UnitDesc& unit) {
+      return std::ranges::find(unit.params, p.name, &model::ParamDesc::name) != unit.params.end();
+    };
+    const auto unit = std::ranges::find_if(inputs_.model.units, has);
+    TESSERA_CHECK(unit != inputs_.model.units.end(), "{} is of no unit", p.name);
+    const auto& stored = unit->traits.stored;
+    if (!stored || !stored->codes) {
+      source(p, range, out);
+      const DType type = stored ? stored->type : inputs_.type_of(*unit);
+      for (float& x : out) {
+        if (type == DType::bf16) x = static_cast<float>(bf16(x));
+        if (type == DType::f16) x = static_cast<float>(f16(x));
+      }
+      return;
+    }
+    const kernels::BlockFormat& format = *stored->codes;
+    const Range all{range.begin / format.block * format.block,
+                    std::min(round_up(range.end, format.block), p.elements())};
+    std::vector<float> values(static_cast<std::size_t>(all.count()));
+    source(p, all, values);
+    const auto bytes =
+        kernels::slot_bytes(format, round_up(all.count(), format.block), {0, all.count()});
+    std::vector<std::byte> codes(static_cast<std::size_t>(bytes.codes.count())),
+        scales(static_cast<std::size_t>(bytes.scales.count()));
+    kernels::encode_blocks(format, values, codes, scales);
+    kernels::decode_blocks(format, codes.data(), scales.data(), 0, values);
+    std::copy_n(values.begin() + (range.begin - all.begin), range.count(), out.begin());
+  };
+}
+
 void ModelState::add_errors(std::size_t unit, std::int64_t first, std::span<const float> values,
                             std::span<const float> decoded) {
   const model::UnitDesc& desc = inputs_.model.units[unit];

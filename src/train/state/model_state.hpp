@@ -69,6 +69,10 @@ class ModelState {
   void take_for_weights(std::string_view state) { weights_ = state; }
   bool lacks_averaged_weights(const io::Checkpoint& checkpoint) const;
 
+  /// What the state keeps of values: those of codes, or of the type. (Blocks of codes are those of
+  /// whole matrices: where a rank keeps parts of rows that have no whole blocks, it has others.)
+  ParameterSource as_kept(const ParameterSource& source) const;
+
   /// Sets the weights from `source`, the optimizer's state to zero or as it begins. Returns a
   /// weight that is not finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);

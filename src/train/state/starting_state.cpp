@@ -250,7 +250,7 @@ std::vector<std::string> init_from_notes(const deck::Deck& deck, const io::HfMod
   if (source.codes() && !setup::frozen_codes(deck.model.frozen))
     notes.push_back(io::values_taken_note(directory, *source.codes()));
   for (const auto& unit : model::model_units(setup::model_config(deck.model, deck.task))) {
-    if (unit.has_adapters()) continue;
+    if (unit.has_adapters() || unit.kind == model::UnitKind::value_head) continue;
     for (const auto& p : unit.params) {
       if (!source.has(p.name) && !p.name.ends_with(model::kRouterShares)) fresh.push_back(p.name);
     }
@@ -395,10 +395,11 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
   control.together([&] {
     const ParameterSource drawn = initial_values(static_cast<std::uint64_t>(deck.run.seed));
     const auto units = model::model_units(setup::model_config(deck.model, deck.task));
-    // Of magnitudes that no directory has.
+    // Magnitudes are those of rows as they are kept, so that the model begins as it is without.
     const auto fresh_values = [&](const ParameterSource& all) {
-      return [&](const model::ParamDesc& p, Range range, std::span<float> out) {
-        if (model::measured_by(p.name)) return fill_row_lengths(p, units, all, range, out);
+      const ParameterSource kept = state.as_kept(all);
+      return [&, kept](const model::ParamDesc& p, Range range, std::span<float> out) {
+        if (model::measured_by(p.name)) return fill_row_lengths(p, units, kept, range, out);
         drawn(p, range, out);
       };
     };
@@ -420,8 +421,9 @@ std::vector<std::string> set_initial_state(const deck::Deck& deck, const comm::C
     const ParameterSource others = fresh_values(read);
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-          const bool of_steps = p.name.ends_with(model::kRouterShares);
-          ((fresh || of_steps) && !source->has(p.name) ? others : read)(p, range, out);
+          const bool in_no_file =
+              p.name.ends_with(model::kRouterShares) || p.name.starts_with(model::kValueHead);
+          ((fresh || in_no_file) && !source->has(p.name) ? others : read)(p, range, out);
         });
     if (bad && source->has(bad->parameter) && !deck.model.accept_non_finite) {
       throw io::non_finite_error(source->place(bad->parameter, bad->element), bad->value, bad->type,

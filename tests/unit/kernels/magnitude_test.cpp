@@ -38,7 +38,7 @@ struct Columns {
   std::int64_t rows = 70, columns = 37, gap = 3;
   Tensor magnitude, squares, bias;
   explicit Columns(DType type)
-      : magnitude(Tensor::random(type, {columns}, 3)),
+      : magnitude(Tensor::random(DType::f32, {columns}, 3)),
         squares(DType::f32, {columns}),
         bias(Tensor::random(type, {columns}, 4)) {
     for (std::int64_t c = 0; c < columns; ++c)

@@ -117,5 +117,62 @@ TEST(PolicyLoss, IsNotFiniteWhereLogPIsNot) {
   });
 }
 
+/// What ValueLoss says of a value, of which `then` was that when the target was drawn.
+double loss_of(const ValueTerms& terms, double value, double wanted, const double* then) {
+  const double weight = static_cast<double>(terms.weight), most = static_cast<double>(terms.clip);
+  double off = (value - wanted) * (value - wanted);
+  if (then != nullptr) {
+    const double clipped = std::clamp(value, *then - most, *then + most) - wanted;
+    off = std::max(off, clipped * clipped);
+  }
+  return weight / 2 * off;
+}
+
+// Each number is rounded to f32 once; slopes against differences of the formula, which is of second
+// order: exact but for where the clip begins, which no value is within a step of.
+TEST(ValueLoss, LossesAndSlopesAgreeWithTheFormula) {
+  for_devices([](Device& device) {
+    const std::int64_t n = 70;
+    const Targets t(n);
+    const ValueTerms terms{.weight = 0.7F, .clip = 0.25F};
+    Tensor values(DType::f32, {n}), then(DType::f32, {n});
+    const auto returns = Tensor::random(DType::f32, {n}, 5);
+    for (std::int64_t i = 0; i < n; ++i) {
+      then.set(i, 0.1 * static_cast<double>(i % 13 - 6));
+      values.set(i, then[i] + 0.1 * static_cast<double>(i % 9 - 4) + 0.013);
+    }
+    for (const bool before : {false, true}) {
+      const auto others = Tensor::random(DType::f32, {n}, 6);
+      Tensor losses = others.copy(), slopes(DType::f32, {n});
+      run(device, ValueLoss{.values = values.view(),
+                            .targets = t.targets.view(),
+                            .returns = returns.view(),
+                            .weights = before ? t.weights.view() : View{},
+                            .drawn = before ? then.view() : View{},
+                            .scale = t.scale.view(),
+                            .losses = losses.view(),
+                            .slopes = slopes.view(),
+                            .terms = terms});
+      std::int64_t held = 0;
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (t.targets[i] < 0) {
+          EXPECT_EQ(losses[i], others[i]);
+          EXPECT_EQ(slopes[i], 0);
+          continue;
+        }
+        const double was = then[i], weight = before ? t.weights[i] : 1, step = 1e-4;
+        const auto at = [&](double value) {
+          return weight * loss_of(terms, value, returns[i], before ? &was : nullptr);
+        };
+        EXPECT_NEAR(losses[i], others[i] + at(values[i]), 0x1p-23 * (std::abs(others[i]) + 8)) << i;
+        const double slope = (at(values[i] + step) - at(values[i] - step)) / (2 * step);
+        EXPECT_NEAR(slopes[i], 32 * slope, 32 * 1e-6 * (1 + std::abs(slope))) << i;
+        held += slope == 0 ? 1 : 0;
+      }
+      EXPECT_EQ(held > 0, before);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

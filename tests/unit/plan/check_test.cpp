@@ -313,13 +313,19 @@ TEST(Check, RejectsPairsThatGoAstray) {
 // Targets that the model drew: judged by the advantages of others, or not, or in no gradient.
 TEST(Check, RejectsDrawnTargetsThatGoAstray) {
   using kernels::PolicyLoss;
-  const auto plan_of = [](PlanPurpose purpose, std::int64_t tensor_rank) {
+  const auto plan_of = [](PlanPurpose purpose, std::int64_t tensor_rank, bool values = false) {
     Case c = make_case(1, 2, 2, ReduceWhen::step);
     c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
     c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
     c.inputs.logit_rows = 7;
     c.inputs.policy = {
         .terms = {.low = 0.2F, .high = 0.2F, .kl = 0.1F}, .weighted = true, .drawn_before = true};
+    if (values) {
+      c.inputs.model.config.head.values = true;
+      c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+      c.inputs.policy->terms.kl = 0;
+      c.inputs.policy->value = {.weight = 0.1F, .clip = 0.2F};
+    }
     c.shape.purpose = purpose;
     return make_plan(c.inputs, c.shape, {.tensor = tensor_rank});
   };
@@ -343,6 +349,15 @@ TEST(Check, RejectsDrawnTargetsThatGoAstray) {
   expect_rejected(with_each<kernels::ClassifyGradient>(
                       plan, [](kernels::ClassifyGradient& g) { g.scale = g.scale.range(0, 1); }),
                   "targets without their slopes");
+  using kernels::ValueLoss;
+  const Plan valued = plan_of(PlanPurpose::train, 0, true);
+  EXPECT_NO_THROW(check(valued));
+  EXPECT_NO_THROW(check(plan_of(PlanPurpose::train, 1, true)));
+  expect_rejected(without_or_again<ValueLoss>(valued), "losses of values");
+  expect_rejected(with_each<ValueLoss>(valued, [](ValueLoss& v) { v.returns = v.drawn; }),
+                  "values when drawn in place of what came of them");
+  expect_rejected(with_each<ValueLoss>(valued, [](ValueLoss& v) { v.drawn = {}; }),
+                  "values when drawn that are not looked at");
   const Plan of_text = plan_of(PlanPurpose::evaluate, 0);
   EXPECT_NO_THROW(check(of_text));
   EXPECT_FALSE(std::get<LoadBatch>(of_text.ops[0].call).advantages);

@@ -30,5 +30,16 @@ TEST(GroupAdvantages, OfEqualRewardsAreNothing) {
   }
 }
 
+// Of three tokens, by hand: deltas are 0 + 0.5 * 2 - 1, 0.5 + 0.5 * 4 - 2 and 3 - 4.
+TEST(GeneralisedAdvantages, AreSumsOfWhatWentBetter) {
+  const std::vector<double> rewards{0, 0.5, 3};
+  const std::vector<float> values{1, 2, 4};
+  EXPECT_EQ(generalised_advantages(rewards, values, 0.5, 0.5),
+            (std::vector<double>{0.0625, 0.25, -1}));
+  // With lambda 1 an advantage is what comes, less the value; with 0 a delta.
+  EXPECT_EQ(generalised_advantages(rewards, values, 1, 1), (std::vector<double>{2.5, 1.5, -1}));
+  EXPECT_EQ(generalised_advantages(rewards, values, 1, 0), (std::vector<double>{1, 2.5, -1}));
+}
+
 }  // namespace
 }  // namespace tessera::train
