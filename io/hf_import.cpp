@@ -1,11 +1,13 @@
 // Reading a Hugging Face directory.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <iterator>
 #include <set>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
 #include "core/terminal.hpp"
 #include "io/finite.hpp"
 #include "io/hf_codes.hpp"
@@ -70,7 +72,9 @@ fs::path base_directory(const fs::path& directory) {
 HfModel HfModel::open(const fs::path& directory, const std::optional<HfFreshHead>& fresh) {
   if (fs::exists(directory / kPeftConfigFile)) {
     HfModel beside = open(read_peft_config(directory).base, fresh);
-    beside.adapters_ = std::make_shared<const PeftAdapters>(directory, beside.architecture());
+    const auto adapters = std::make_shared<const PeftAdapters>(directory, beside.architecture());
+    adapters->check_base(beside.value_hash());
+    beside.adapters_ = adapters;
     return beside;
   }
   HfModel model;
@@ -91,6 +95,24 @@ HfModel HfModel::open(const fs::path& directory, const std::optional<HfFreshHead
   model.parameters_ = hf_tensors(model.architecture());
   model.match(directory, fresh);
   return model;
+}
+
+std::uint64_t HfModel::value_hash() const {
+  constexpr std::int64_t kSome = 64;
+  Hasher hash;
+  std::array<float, kSome> values{};
+  for (const HfTensor& p : parameters_) {
+    if (!p.parameter.starts_with("block.") || p.parameter.find(".mlp.expert.") != p.parameter.npos)
+      continue;
+    hash.add(std::string_view(p.parameter));
+    const auto some =
+        std::span(values).first(static_cast<std::size_t>(std::min(kSome, p.elements())));
+    for (const std::int64_t begin : {std::int64_t{0}, p.elements() - std::ssize(some)}) {
+      read(p.parameter, begin, some);
+      for (const float x : some) hash.add(bf16(x).bits);
+    }
+  }
+  return hash.value();
 }
 
 /// Finds the tensors of a model among those of its files, and what is wrong with them.

@@ -62,6 +62,10 @@ class HfModel {
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
   DType stored_dtype() const;
 
+  /// A hash of some values of each matrix and vector of layers but those of experts, as bf16: of a
+  /// copy in another type, or in other files, it is the same.
+  std::uint64_t value_hash() const;
+
   /// Says which tensors of `directory` are of other heads than the model's, and are not read;
   /// empty: none.
   std::string left_out(std::string_view directory) const;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -27,8 +28,9 @@ struct PeftExport {
   double alpha = 0;
   bool sqrt_rank = false;  // the sum is multiplied with alpha / sqrt(rank), else alpha / rank
   double dropout = 0;
-  bool magnitudes = false;  // DoRA
-  std::string base;         // directory of the model; empty: not known
+  bool magnitudes = false;                 // DoRA
+  std::string base;                        // directory of the model; empty: not known
+  std::optional<std::uint64_t> base_hash;  // HfModel::value_hash of it, where it is there
 };
 
 /// Writes a directory that PEFT loads beside the model. Where one tensor of the model is several
@@ -45,6 +47,8 @@ inline constexpr std::string_view kPeftConfigFile = "adapter_config.json",
 /// How names of parameters end: of what an adapter is beside, and of its matrices.
 inline constexpr std::string_view kPeftWeight = ".weight", kPeftA = ".lora_a", kPeftB = ".lora_b",
                                   kPeftMagnitude = ".lora_magnitude";
+/// What the file of tensors says of the base's values, in hexadecimal digits.
+inline constexpr std::string_view kPeftBaseHash = "tessera.base_values";
 /// What names of modules begin with in files.
 inline constexpr std::string_view kPeftModule = "base_model.model.";
 
@@ -70,6 +74,8 @@ class PeftAdapters {
 
   std::int64_t rank() const { return rank_; }
   double alpha() const { return alpha_; }  // with that rank
+  /// DataError where the directory says that they are of a model of other values.
+  void check_base(std::uint64_t value_hash) const;
   const PeftConfig& config() const { return config_; }
   /// Patterns of the parameters that have adapters: of those that all layers have, one.
   std::vector<std::string> targets() const;
@@ -87,6 +93,9 @@ class PeftAdapters {
   };
   const Adapter* adapter_of(std::string_view parameter) const;
   double scale_of(double alpha, std::int64_t rank) const;
+  double alpha_of(std::string_view module) const;
+  /// What is wrong with an adapter's tensors; empty: nothing.
+  std::string problem_with(const Adapter& adapter) const;
 
   PeftConfig config_;
   SafetensorsFile file_;

@@ -138,7 +138,10 @@ void export_peft(const PeftExport& options, const std::set<std::string>& stems,
   }
   PartialDirectory partial(directory.string() + ".partial");
   write_text(partial / kPeftConfigFile, config_text(options, modules));
-  SafetensorsWriter file(partial / kPeftTensorsFile, options.type, tensors);
+  std::map<std::string, std::string> said;
+  if (options.base_hash)
+    said[std::string(kPeftBaseHash)] = fmt::format("{:016x}", *options.base_hash);
+  SafetensorsWriter file(partial / kPeftTensorsFile, options.type, tensors, said);
   for (const Module& module : modules) {
     append_a(file, module, options.rank, source);
     append_b(file, module, options.rank, source);

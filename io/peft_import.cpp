@@ -110,9 +110,52 @@ PeftConfig read_peft_config(const fs::path& directory) {
   return config;
 }
 
+static bool may_be_adapted(const HfTensor& tensor) {
+  return tensor.parameter.ends_with(kPeftWeight) && tensor.parameter.starts_with("block.") &&
+         tensor.shape.size() == 2 && tensor.parameter.find(".mlp.router.") == std::string::npos &&
+         tensor.parameter.find(".mlp.expert.") == std::string::npos;
+}
+
+static DataError not_beside(const fs::path& file, std::vector<std::string> problems) {
+  const std::size_t more = problems.size() - std::min(problems.size(), kPeftProblemsShown);
+  problems.resize(problems.size() - more);
+  if (more > 0) problems.push_back(fmt::format("and {} more", more));
+  std::string message =
+      printable(fmt::format("{} is not of adapters beside that base:", file.string()));
+  for (const std::string& problem : problems) message += "\n  " + printable(problem);
+  return DataError(Lines{message});
+}
+
 double PeftAdapters::scale_of(double alpha, std::int64_t rank) const {
   const auto r = static_cast<double>(rank);
   return alpha / (config_.sqrt_rank ? std::sqrt(r) : r);
+}
+
+std::string PeftAdapters::problem_with(const Adapter& adapter) const {
+  const auto& [tensor, a, b, magnitude, module, scale] = adapter;
+  const std::string base = config_.base.string();
+  if (config_.magnitudes && (magnitude == nullptr || !magnitude->type ||
+                             magnitude->shape != std::vector<std::int64_t>{tensor.stored_rows})) {
+    return fmt::format(
+        "{}: lora_magnitude_vector is not ({}) of numbers, as use_dora and {} of the base {} say",
+        module, tensor.stored_rows, tensor.tensor, base);
+  }
+  const std::int64_t rank = a != nullptr && a->shape.size() == 2 ? a->shape[0] : 0;
+  if (rank < 1 || b == nullptr || a->shape[1] != tensor.cols() || !a->type || !b->type ||
+      b->shape != std::vector<std::int64_t>{tensor.stored_rows, rank}) {
+    return fmt::format(
+        "{}: lora_A and lora_B are not (rank, {}) and ({}, rank) of numbers, as beside {} of the "
+        "base {}",
+        module, tensor.cols(), tensor.stored_rows, tensor.tensor, base);
+  }
+  return "";
+}
+
+double PeftAdapters::alpha_of(std::string_view module) const {
+  double alpha = config_.alpha;
+  for (const auto& [end, own] : config_.alphas)
+    if (module == end || module.ends_with("." + end)) alpha = own;
+  return alpha;
 }
 
 PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& architecture)
@@ -129,44 +172,25 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
     return found == tensors.end() ? nullptr : &found->second;
   };
   for (const HfTensor& tensor : hf_tensors(architecture)) {
-    if (!tensor.parameter.ends_with(kPeftWeight) || !tensor.parameter.starts_with("block."))
-      continue;
-    if (tensor.shape.size() != 2 || tensor.parameter.find(".mlp.router.") != std::string::npos ||
-        tensor.parameter.find(".mlp.expert.") != std::string::npos)
-      continue;
+    if (!may_be_adapted(tensor)) continue;
     const std::string module = tensor.tensor.substr(0, tensor.tensor.size() - kPeftWeight.size());
     const std::string name = std::string(kPeftModule) + module;
-    const SafetensorsEntry *a = find(name + ".lora_A.weight"), *b = find(name + ".lora_B.weight");
-    if (a == nullptr && b == nullptr) continue;
-    const SafetensorsEntry* magnitude =
-        config_.magnitudes ? find(name + ".lora_magnitude_vector") : nullptr;
-    if (config_.magnitudes && (magnitude == nullptr || !magnitude->type ||
-                               magnitude->shape != std::vector<std::int64_t>{tensor.stored_rows})) {
-      problems.push_back(fmt::format(
-          "{}: lora_magnitude_vector is not ({}) of numbers, as use_dora and {} of the base {} say",
-          name, tensor.stored_rows, tensor.tensor, config_.base.string()));
+    Adapter found{.tensor = tensor,
+                  .a = find(name + ".lora_A.weight"),
+                  .b = find(name + ".lora_B.weight"),
+                  .magnitude = nullptr,
+                  .module = name};
+    if (found.a == nullptr && found.b == nullptr) continue;
+    if (config_.magnitudes) found.magnitude = find(name + ".lora_magnitude_vector");
+    if (std::string problem = problem_with(found); !problem.empty()) {
+      problems.push_back(std::move(problem));
       continue;
     }
-    const std::int64_t rank = a != nullptr && a->shape.size() == 2 ? a->shape[0] : 0;
-    if (rank < 1 || b == nullptr || a->shape[1] != tensor.cols() || !a->type || !b->type ||
-        b->shape != std::vector<std::int64_t>{tensor.stored_rows, rank}) {
-      problems.push_back(fmt::format(
-          "{}: lora_A and lora_B are not (rank, {}) and ({}, rank) of numbers, as beside {} of the "
-          "base {}",
-          name, tensor.cols(), tensor.stored_rows, tensor.tensor, config_.base.string()));
-      continue;
-    }
-    double alpha = config_.alpha;
-    for (const auto& [end, own] : config_.alphas)
-      if (module == end || module.ends_with("." + end)) alpha = own;
-    const std::string stem(
-        tensor.parameter.substr(0, tensor.parameter.size() - kPeftWeight.size()));
-    adapters_[stem] = {.tensor = tensor,
-                       .a = a,
-                       .b = b,
-                       .magnitude = magnitude,
-                       .module = name,
-                       .scale = scale_of(alpha, rank)};
+    const std::int64_t rank = found.a->shape[0];
+    const double alpha = alpha_of(module);
+    found.scale = scale_of(alpha, rank);
+    adapters_[tensor.parameter.substr(0, tensor.parameter.size() - kPeftWeight.size())] =
+        std::move(found);
     if (rank > rank_) rank_ = rank, alpha_ = alpha;
   }
   for (const std::string& name : left) {
@@ -174,14 +198,16 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
                                    config_.base.string()));
   }
   if (problems.empty() && adapters_.empty()) problems.emplace_back("there are no adapters in it");
-  if (problems.empty()) return;
-  const std::size_t more = problems.size() - std::min(problems.size(), kPeftProblemsShown);
-  problems.resize(problems.size() - more);
-  if (more > 0) problems.push_back(fmt::format("and {} more", more));
-  std::string message =
-      printable(fmt::format("{} is not of adapters beside that base:", file_.path().string()));
-  for (const std::string& problem : problems) message += "\n  " + printable(problem);
-  throw DataError(Lines{message});
+  if (!problems.empty()) throw not_beside(file_.path(), std::move(problems));
+}
+
+void PeftAdapters::check_base(std::uint64_t value_hash) const {
+  const auto said = file_.metadata().find(kPeftBaseHash);
+  if (said == file_.metadata().end() || said->second == fmt::format("{:016x}", value_hash)) return;
+  throw DataError(fmt::format(
+      "{}: these adapters were made beside a model of other values than {} has: give that model's "
+      "directory as base_model_name_or_path of {}",
+      printable(file_.path().string()), printable(config_.base.string()), kPeftConfigFile));
 }
 
 std::vector<std::string> PeftAdapters::targets() const {

@@ -101,6 +101,15 @@ void append_as(AtomicFile& file, std::span<const float> values) {
 
 }  // namespace
 
+/// Texts; what is none is left out, as nobody asks for it.
+static void read_metadata(const JsonCursor& value,
+                          std::map<std::string, std::string, std::less<>>& all) {
+  if (!value.is_object()) return;
+  value.for_each_member([&](const std::string& key, const JsonCursor& text) {
+    if (text.is_text()) all.emplace(key, text.text());
+  });
+}
+
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path, OpenMode::read) {
   const std::string name = path.string();
   const std::int64_t size = file_.size();
@@ -120,7 +129,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   const JsonDocument document(text, name);
   std::vector<Range> ranges;
   document.root().for_each_member([&](const std::string& key, const JsonCursor& value) {
-    if (key == kMetadata) return;
+    if (key == kMetadata) return read_metadata(value, metadata_);
     std::int64_t end = 0;
     SafetensorsEntry entry = parse_entry(value, data_bytes, end);
     ranges.push_back({entry.offset, end});
@@ -183,10 +192,13 @@ std::int64_t SafetensorsWriter::Tensor::elements() const {
 }
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, DType type,
-                                     std::span<const Tensor> tensors)
+                                     std::span<const Tensor> tensors,
+                                     const std::map<std::string, std::string>& metadata)
     : file_(std::move(path)) {
   nlohmann::ordered_json header;
-  header[std::string(kMetadata)] = {{"format", "pt"}};  // transformers refuses a file without it
+  auto& said = header[std::string(kMetadata)];
+  said = {{"format", "pt"}};  // transformers refuses a file without it
+  for (const auto& [key, text] : metadata) said[key] = text;
   std::int64_t offset = 0;
   for (const Tensor& tensor : tensors) {
     tensors_.push_back({tensor.type.value_or(type), tensor.elements()});

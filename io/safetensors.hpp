@@ -33,6 +33,8 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, SafetensorsEntry, std::less<>>& tensors() const { return tensors_; }
+  /// What the file says of itself: texts by name.
+  const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }
 
   /// Elements [first, first + out.size()) of a floating-point tensor of this file, as f32.
   void read(const SafetensorsEntry& tensor, std::int64_t first, std::span<float> out) const;
@@ -43,6 +45,7 @@ class SafetensorsFile {
  private:
   File file_;
   std::map<std::string, SafetensorsEntry, std::less<>> tensors_;
+  std::map<std::string, std::string, std::less<>> metadata_;
 };
 
 /// Writes a file front to back; it appears when publish() returns.
@@ -55,8 +58,10 @@ class SafetensorsWriter {
     std::int64_t elements() const;
   };
 
-  /// All tensors in the order in which they will be written.
-  SafetensorsWriter(std::filesystem::path path, DType type, std::span<const Tensor> tensors);
+  /// All tensors in the order in which they will be written. `metadata`: what the file says of
+  /// itself beside its format.
+  SafetensorsWriter(std::filesystem::path path, DType type, std::span<const Tensor> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
   /// The next elements, rounded to nearest even.
   void append(std::span<const float> values);
   /// The next whole elements of one tensor, as the bytes that they are in the file.

@@ -34,8 +34,11 @@ void export_adapters(const ExportOptions& o, const ModelSource& source, DType ty
   }
   const auto found = find_checkpoint(o.checkpoint);
   std::string base = found ? io::Checkpoint::open(found->path).header().source : "";
-  if (!base.empty() && std::filesystem::exists(base))
+  std::optional<std::uint64_t> base_hash;
+  if (!base.empty() && std::filesystem::exists(base)) {
     base = std::filesystem::absolute(io::base_directory(base)).string();
+    base_hash = io::HfModel::open(base).value_hash();
+  }
   io::export_peft({.directory = o.to,
                    .architecture = hf_architecture(source),
                    .type = type,
@@ -44,7 +47,8 @@ void export_adapters(const ExportOptions& o, const ModelSource& source, DType ty
                    .sqrt_rank = adapter.kind == deck::AdapterKind::rslora,
                    .dropout = adapter.dropout,
                    .magnitudes = adapter.kind == deck::AdapterKind::dora,
-                   .base = base},
+                   .base = base,
+                   .base_hash = base_hash},
                   stems, [&](std::string_view name, std::int64_t begin, std::span<float> out) {
                     source.parameters(*by_name.find(name)->second,
                                       {begin, begin + static_cast<std::int64_t>(out.size())}, out);

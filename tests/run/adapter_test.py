@@ -591,6 +591,28 @@ class Peft(AdapterTest):
         (to / "adapter_config.json").write_text(json.dumps(config))
         self.refused(to, 3, "is itself adapters beside a model: merge it first")
 
+    def test_another_base(self):
+        """Of the same shapes and other values; a copy in bf16 is no other."""
+        self.trained("run", self.BASE)
+        alone = self.made_by("export", "alone", self.dir / "run")
+        config = alone / "adapter_config.json"
+        said = json.loads(config.read_text())
+        self.made_by("import", "imported", self.BASE)
+        short = self.made_by("export", "short", self.dir / "imported", "--type", "bf16")
+        other = self.dir / "other"
+        shutil.copytree(self.BASE, other, ignore=shutil.ignore_patterns("tokens*"))
+        path = other / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        at = begin + json.loads(data[8:begin])["transformer.h.1.mlp.c_fc.weight"]["data_offsets"][0]
+        data[at:at + 4] = struct.pack("<f", 0.25)
+        path.write_bytes(data)
+        for base, code in ((short, 0), (other, 3)):
+            config.write_text(json.dumps({**said, "base_model_name_or_path": str(base)}))
+            job = self.run_job(0, "import", alone, "--to", self.dir / f"beside_{base.name}")
+            self.assertEqual(job.code, code, job.output)
+        self.assertIn("were made beside a model of other values", " ".join(job.output.split()))
+
     def test_lengths_of_some_rows_of_a_tensor(self):
         """PEFT's directories have those of all rows of GPT-2's c_attn, or none."""
         self.trained("part", self.BASE, adapter__kind="dora", adapter__targets=["*.q.weight"])
