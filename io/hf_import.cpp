@@ -73,7 +73,7 @@ HfModel HfModel::open(const fs::path& directory, const std::optional<HfFreshHead
   if (fs::exists(directory / kPeftConfigFile)) {
     HfModel beside = open(read_peft_config(directory).base, fresh);
     const auto adapters = std::make_shared<const PeftAdapters>(directory, beside.architecture());
-    adapters->check_base(beside.value_hash());
+    adapters->check_base([&] { return beside.value_hash(); });
     beside.adapters_ = adapters;
     return beside;
   }

@@ -64,9 +64,9 @@ struct PeftConfig {
 PeftConfig read_peft_config(const std::filesystem::path& directory);
 
 /// The adapters of a directory, as parameters "STEM.lora_a", "STEM.lora_b" and, if it has some,
-/// "STEM.lora_magnitude", of one rank, the
-/// largest in it: others have zeros behind theirs, and where what they add is multiplied otherwise,
-/// that is in B. Of a tensor that is several parameters each has its A.
+/// "STEM.lora_magnitude", of one rank, the largest in it: others have zeros behind theirs, and
+/// where what they add is multiplied otherwise, that is in B. Of a tensor that is several
+/// parameters each has its A.
 class PeftAdapters {
  public:
   /// DataError for tensors that are not of adapters of the base's matrices, all of them listed.
@@ -74,8 +74,9 @@ class PeftAdapters {
 
   std::int64_t rank() const { return rank_; }
   double alpha() const { return alpha_; }  // with that rank
-  /// DataError where the directory says that they are of a model of other values.
-  void check_base(std::uint64_t value_hash) const;
+  /// DataError where the directory says that they are of a model of other values; `value_hash` is
+  /// asked where it says anything.
+  void check_base(const std::function<std::uint64_t()>& value_hash) const;
   const PeftConfig& config() const { return config_; }
   /// Patterns of the parameters that have adapters: of those that all layers have, one.
   std::vector<std::string> targets() const;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "core/at.hpp"
 #include "core/error.hpp"
 #include "core/terminal.hpp"
 #include "io/file.hpp"
@@ -201,9 +202,10 @@ PeftAdapters::PeftAdapters(const fs::path& directory, const HfArchitecture& arch
   if (!problems.empty()) throw not_beside(file_.path(), std::move(problems));
 }
 
-void PeftAdapters::check_base(std::uint64_t value_hash) const {
+void PeftAdapters::check_base(const std::function<std::uint64_t()>& value_hash) const {
   const auto said = file_.metadata().find(kPeftBaseHash);
-  if (said == file_.metadata().end() || said->second == fmt::format("{:016x}", value_hash)) return;
+  if (said == file_.metadata().end() || said->second == fmt::format("{:016x}", value_hash()))
+    return;
   throw DataError(fmt::format(
       "{}: these adapters were made beside a model of other values than {} has: give that model's "
       "directory as base_model_name_or_path of {}",
@@ -252,10 +254,10 @@ void PeftAdapters::read(std::string_view parameter, std::int64_t begin,
   const Adapter& adapter = *adapter_of(parameter);
   const std::int64_t rank = adapter.a->shape[0], columns = adapter.tensor.cols();
   if (parameter.ends_with(kPeftMagnitude)) {
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      const std::int64_t row = adapter.tensor.stored_row(begin + static_cast<std::int64_t>(i));
-      file_.read(*adapter.magnitude, row, out.subspan(i, 1));
-    }
+    std::vector<float> all(static_cast<std::size_t>(adapter.tensor.stored_rows));
+    file_.read(*adapter.magnitude, 0, all);
+    for (std::int64_t i = 0; i < std::ssize(out); ++i)
+      at(out, i) = at(all, adapter.tensor.stored_row(begin + i));
     return;
   }
   std::ranges::fill(out, 0.0F);

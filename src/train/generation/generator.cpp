@@ -205,33 +205,36 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens, 
   const model::CachedTokens cached{.slot = slot, .tokens = length(slot)};
   const model::Carry carry = through_layers(tokens, std::span(&cached, 1));
   lengths_[static_cast<std::size_t>(slot)] += count;
-  // Only the last token's logits are asked for.
-  const auto last = [&](const View& v) {
-    return v ? v.row_range(count - 1, 1).reshaped({1, 1, config_.hidden}) : View{};
+  return logits_of(1, rows_of(carry, {count - 1, count}));  // only the last token's are asked for
+}
+
+model::Carry Generator::carry_of(std::span<const std::int32_t> tokens) {
+  forget();
+  const model::CachedTokens cached;
+  return through_layers(tokens, std::span(&cached, 1));
+}
+
+model::Carry Generator::rows_of(const model::Carry& carry, Range rows) const {
+  const auto some = [&](const View& v) {
+    return v ? v.row_range(rows.begin, rows.count()).reshaped({1, rows.count(), config_.hidden})
+             : View{};
   };
-  return logits_of(1, {.resid = last(carry.resid), .pending = last(carry.pending)});
+  return {.resid = some(carry.resid), .pending = some(carry.pending)};
 }
 
 std::vector<double> Generator::log_probabilities(std::span<const std::int32_t> tokens,
                                                  std::int64_t first, bool adapted) {
   constexpr std::int64_t kRows = 32;  // whose logits are in memory at once
   const std::int64_t seen = std::ssize(tokens) - 1;
-  forget();
-  const model::CachedTokens cached;
   adapted_ = adapted;
-  const model::Carry carry =
-      through_layers(tokens.first(static_cast<std::size_t>(seen)), std::span(&cached, 1));
+  const model::Carry carry = carry_of(tokens.first(static_cast<std::size_t>(seen)));
   adapted_ = true;
   std::vector<double> all;
   const Scratch::Mark before = scratch_[turn_].mark();
   for (std::int64_t row = first - 1; row < seen; row += kRows) {
     scratch_[turn_].back_to(before);
     const std::int64_t count = std::min(kRows, seen - row);
-    const auto rows = [&](const View& v) {
-      return v ? v.row_range(row, count).reshaped({1, count, config_.hidden}) : View{};
-    };
-    const std::span<const float> logits =
-        logits_of(1, {.resid = rows(carry.resid), .pending = rows(carry.pending)});
+    const std::span<const float> logits = logits_of(1, rows_of(carry, {row, row + count}));
     const std::size_t vocab = logits.size() / static_cast<std::size_t>(count);
     for (std::int64_t i = 0; i < count; ++i) {
       all.push_back(log_probability(logits.subspan(static_cast<std::size_t>(i) * vocab, vocab),
@@ -243,18 +246,12 @@ std::vector<double> Generator::log_probabilities(std::span<const std::int32_t> t
 
 std::vector<float> Generator::values(std::span<const std::int32_t> tokens, std::int64_t first) {
   const std::int64_t seen = std::ssize(tokens) - 1;
-  forget();
-  const model::CachedTokens cached;
-  const model::Carry carry =
-      through_layers(tokens.first(static_cast<std::size_t>(seen)), std::span(&cached, 1));
+  const model::Carry carry = carry_of(tokens.first(static_cast<std::size_t>(seen)));
   const std::int64_t count = seen - (first - 1);
-  const auto rows = [&](const View& v) {
-    return v ? v.row_range(first - 1, count).reshaped({1, count, config_.hidden}) : View{};
-  };
   model::UnitContext u =
       context_of({.batch = 1, .sequence = count, .tokens = {}, .targets = {}, .samples = {}});
   const View all = model::head_values(u, config_, model::head_weights(units_),
-                                      {.resid = rows(carry.resid), .pending = rows(carry.pending)});
+                                      rows_of(carry, {first - 1, seen}));
   std::vector<float> values(static_cast<std::size_t>(count));
   tier_.read(all.data, std::as_writable_bytes(std::span(values)));
   return values;
@@ -276,9 +273,7 @@ std::span<const float> Generator::advance_each(std::span<const std::int32_t> tok
 }
 
 std::span<const float> Generator::whole(std::span<const std::int32_t> tokens) {
-  forget();
-  const model::CachedTokens cached;
-  return logits_of(1, through_layers(tokens, std::span(&cached, 1)));
+  return logits_of(1, carry_of(tokens));
 }
 
 }  // namespace tessera::train

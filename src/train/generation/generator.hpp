@@ -84,6 +84,10 @@ class Generator {
   /// of them.
   model::Carry through_layers(std::span<const std::int32_t> tokens,
                               std::span<const model::CachedTokens> cached);
+  /// The same of one sample from its beginning; forgets what the first slot has seen.
+  model::Carry carry_of(std::span<const std::int32_t> tokens);
+  /// These rows of a sequence's.
+  model::Carry rows_of(const model::Carry& carry, Range rows) const;
   /// The head's logits, without their padding.
   std::span<const float> logits_of(std::int64_t sequences, const model::Carry& carry);
 
