@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/choices.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/cached.hpp"
 
 namespace tessera::kernels {
 
@@ -76,6 +76,10 @@ std::int64_t first_query_of(const Operation& a) {
 /// shape's mask and window let it see, of its own document; where there are none, it gets zeros and
 /// an lse of -infinity. Dropout acts on probabilities, element (h N + first + t) N + first_key + s
 /// of its sample. q, k and v may be column ranges of one matrix.
+///
+/// With `cached` k and v are a cache, whose slots have room for N tokens: query t of a sample is
+/// token before + t of its slot, and sees of the slot's before + count first tokens those that the
+/// shape lets it see. What padding gets means nothing.
 struct Attention {
   static constexpr const char* kName = "attention";
   View q;          // (B, T, H D)
@@ -84,6 +88,7 @@ struct Attention {
   View out;        // (B, T, H E)
   View lse;        // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
   View documents;  // of N tokens, see check_documents; absent: a sample is one document
+  View cached;     // (B, 4), see CachedSample; absent: there is no cache
   AttentionShape shape;
   Dropout dropout;
   std::int64_t first = -1;  // below 0: N - T
@@ -99,7 +104,7 @@ struct Attention {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.documents, Access::read),
-        f(s.dropout.samples, Access::read);
+        f(s.cached, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.lse, Access::write), f(s.scratch, Access::write);
   }
 };
@@ -113,9 +118,9 @@ inline void check_heads(const AttentionShape& s, const View& q, const View& k, c
                 s.group, s.skip, s.kv_heads);
   check_floats({q});
   TESSERA_CHECK(
-      q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) &&
-          q.cols() == s.heads * s.head_dim && k.cols() == s.kv_heads * s.head_dim &&
-          v.rows() == k.rows() && v.cols() == s.kv_heads * s.values(),
+      q.rank == 3 && k.rank == 3 && q.cols() == s.heads * s.head_dim &&
+          k.cols() == s.kv_heads * s.head_dim && v.rows() == k.rows() &&
+          v.cols() == s.kv_heads * s.values(),
       "queries ({}, {}, {}), keys ({}, {}, {}), values ({}, {}) for {} heads, {} kv heads "
       "of {} and {}",
       q.extent(0), q.extent(1), q.extent(2), k.extent(0), k.extent(1), k.extent(2), v.rows(),
@@ -133,6 +138,8 @@ inline void check_of_values(const AttentionShape& s, const View& q, const View& 
 template <typename Operation>
 void check_queries(const Operation& a) {
   check_heads(a.shape, a.q, a.k, a.v);
+  TESSERA_CHECK(a.q.extent(0) == a.k.extent(0), "queries of {} samples, keys of {}", a.q.extent(0),
+                a.k.extent(0));
   const std::int64_t tokens = sequence_of(a), first = first_token_of(a);
   TESSERA_CHECK(first >= 0 && first + a.q.extent(1) <= tokens && a.first_key >= 0 &&
                     a.first_key + a.k.extent(1) <= tokens,
@@ -141,8 +148,17 @@ void check_queries(const Operation& a) {
   check_documents(a.documents, a.k.extent(0), tokens);
 }
 
+/// A cache has no documents, and no dropout.
+inline void check_cache(const Attention& a) {
+  check_heads(a.shape, a.q, a.k, a.v);
+  check_cached(a.cached, a.q.extent(0));
+  TESSERA_CHECK(
+      !a.documents && !a.dropout && !a.lse && a.first < 0 && a.first_key == 0 && a.tokens == 0,
+      "attention to a cache, with what there is none of");
+}
+
 inline void check(const Attention& a) {
-  check_queries(a);
+  a.cached ? check_cache(a) : check_queries(a);
   check_same_type({a.q, a.k, a.v, a.out});
   check_of_values(a.shape, a.q, a.out);
   const std::int64_t samples = a.q.extent(0);

@@ -9,6 +9,7 @@
 
 #include "kernels/api/activation.hpp"
 #include "kernels/api/attention.hpp"
+#include "kernels/api/cached.hpp"
 #include "kernels/api/classifier.hpp"
 #include "kernels/api/elementwise.hpp"
 #include "kernels/api/embed.hpp"
@@ -47,6 +48,7 @@ namespace tessera::kernels {
   F(Attention) \
   F(AttentionBackward) \
   F(MergeAttention) \
+  F(Remember) \
   F(Rope) \
   F(JoinHeads) \
   F(SplitHeads) \

@@ -1,22 +1,23 @@
 // Token and position embedding.
 #pragma once
 
-#include "kernels/api/checks.hpp"
+#include "kernels/api/cached.hpp"
 
 namespace tessera::kernels {
 
 /// out[b, t] = dropout(token_table[tokens[b, t]] + position_table[first_position + t]), summed in
-/// f32, rounded once. With documents, positions count from the begin of the token's document. The
-/// table may hold a part of the vocabulary, [first_token, first_token + V): other tokens count as
-/// rows of zeros.
+/// f32, rounded once. With documents, positions count from the begin of the token's document, with
+/// `cached` they are those of CachedSample, of padding that of the last token. The table may hold a
+/// part of the vocabulary, [first_token, first_token + V): other tokens count as rows of zeros.
 struct Embed {
   static constexpr const char* kName = "embed";
   View tokens;                      // (B, T) i32
   View token_table;                 // (V, C)
   View position_table;              // (positions, C) or absent
   View documents;                   // see check_documents; absent: a sample is one document
+  View cached;                      // (B, 4), see CachedSample; absent: there is no cache
   View out;                         // (B, T, C), the tables' type or f32
-  std::int64_t first_position = 0;  // 0 with documents
+  std::int64_t first_position = 0;  // 0 with documents, and with a cache
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;  // rows of the whole table; 0: this one is whole
   Dropout dropout;
@@ -31,7 +32,7 @@ struct Embed {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, Access::read), f(s.token_table, Access::read), f(s.position_table, Access::read);
-    f(s.documents, Access::read), f(s.dropout.samples, Access::read);
+    f(s.documents, Access::read), f(s.cached, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
 };
@@ -46,11 +47,12 @@ inline void check_vocabulary(const View& tokens, std::int64_t first_token, std::
 template <typename Operation>
 void check_positions(const Operation& a, std::int64_t tokens) {
   if (!a.position_table) return;
-  // With documents, none has more tokens than there are positions.
-  TESSERA_CHECK(a.position_table.cols() == a.out.cols() && a.first_position >= 0 &&
-                    (a.documents || a.first_position + tokens <= a.position_table.rows()),
-                "positions {} to {} of {}", a.first_position, a.first_position + tokens,
-                a.position_table.rows());
+  // With documents or a cache, none has more tokens than there are positions.
+  TESSERA_CHECK(
+      a.position_table.cols() == a.out.cols() && a.first_position >= 0 &&
+          (a.documents || a.cached || a.first_position + tokens <= a.position_table.rows()),
+      "positions {} to {} of {}", a.first_position, a.first_position + tokens,
+      a.position_table.rows());
 }
 
 inline void check(const Embed& a) {
@@ -64,8 +66,9 @@ inline void check(const Embed& a) {
                 a.token_table.cols(), a.out.rows(), a.out.cols());
   check_positions(a, a.tokens.extent(1));
   check_documents(a.documents, a.tokens.extent(0), a.tokens.extent(1));
-  TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
-                a.first_position);
+  check_cached(a.cached, a.tokens.extent(0));
+  TESSERA_CHECK(!(a.documents || a.cached) || a.first_position == 0,
+                "documents or a cache from position {}", a.first_position);
   check_dropout(a.dropout, a.tokens.extent(0));
 }
 
@@ -130,6 +133,7 @@ struct AddPositions {
   View x;               // (B, T, C) f32
   View position_table;  // (positions, C) or absent
   View documents;       // (B, T', 2), see check_documents; absent: a sample is one document
+  View cached;          // as in Embed
   View out;             // (B, T, C)
   std::int64_t first_position = 0;
   Dropout dropout;
@@ -138,7 +142,7 @@ struct AddPositions {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.position_table, Access::read), f(s.documents, Access::read),
-        f(s.dropout.samples, Access::read);
+        f(s.cached, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
 };
@@ -149,6 +153,9 @@ inline void check(const AddPositions& a) {
   check_same_matrix({a.out, a.x});
   TESSERA_CHECK(a.x.rank == 3 && a.x.type == DType::f32, "x is (B, T, C) f32");
   check_positions(a, a.x.extent(1));
+  check_cached(a.cached, a.x.extent(0));
+  TESSERA_CHECK(!a.cached || (!a.documents && a.first_position == 0),
+                "a cache beside documents, or from position {}", a.first_position);
   if (a.documents) {
     check_documents(a.documents, a.x.extent(0), a.documents.extent(1));
     TESSERA_CHECK(a.documents.extent(1) >= a.first_position + a.x.extent(1),

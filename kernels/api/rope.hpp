@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/choices.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/cached.hpp"
 
 namespace tessera::kernels {
 
@@ -27,17 +27,19 @@ struct RopeScaling {
 /// Rotary positions (Su et al. 2021), in place. The pair i of R columns of each head, those from
 /// `first_column` on, turns by (first_position + t) theta^(-2 i / R), changed as `scaling` says;
 /// with documents, positions count from the begin of the token's document, where a sample is a part
-/// of a sequence from one before it. Direction::inverse turns the gradient back: it is the
-/// transpose, so that yarn's magnitude multiplies there too.
+/// of a sequence from one before it; with `cached` they are those of CachedSample, and dynamic
+/// frequencies those of a sample's own tokens. Direction::inverse turns the gradient back: it is
+/// the transpose, so that yarn's magnitude multiplies there too.
 struct Rope {
   enum class Direction : std::uint8_t { forward, inverse };
   static constexpr const char* kName = "rope";
   View x;          // (B, T, heads D), changed in place
   View documents;  // see check_documents; absent: a sample is one document
+  View cached;     // (B, 4), see CachedSample; absent: there is no cache
   std::int64_t head_dim = 0;
   std::int64_t rotary_dim = 0;      // R; 0: D
   std::int64_t first_column = 0;    // of each head, that turns
-  std::int64_t first_position = 0;  // 0 with documents
+  std::int64_t first_position = 0;  // 0 with documents, and with a cache
   std::int64_t longest = 0;         // tokens of a document at most; 0: T
   double theta = 10000.0;
   RopePairs pairs = RopePairs::halves;
@@ -45,13 +47,15 @@ struct Rope {
   Direction direction = Direction::forward;
   View scratch;
 
-  /// Positions from the first one on that tokens may have.
+  /// Positions from the first one on that tokens may have, and how many tables of these there are.
   std::int64_t positions() const { return longest > 0 ? longest : x.extent(1); }
+  std::int64_t tables() const { return cached ? x.extent(0) : 1; }
   /// Columns of a head that turn.
   std::int64_t turned() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.x, Access::update), f(s.documents, Access::read), f(s.scratch, Access::write);
+    f(s.x, Access::update), f(s.documents, Access::read), f(s.cached, Access::read),
+        f(s.scratch, Access::write);
   }
 };
 
@@ -74,8 +78,10 @@ inline void check(const RopeScaling& s, std::int64_t turned) {
 inline void check(const Rope& a) {
   check_floats({a.x});
   check_documents(a.documents, a.x.extent(0), a.x.extent(1));
-  TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
-                a.first_position);
+  check_cached(a.cached, a.x.extent(0));
+  TESSERA_CHECK(!(a.documents || a.cached) || a.first_position == 0,
+                "documents or a cache from position {}", a.first_position);
+  TESSERA_CHECK(!a.cached || (!a.documents && a.longest == 0), "documents of a cache");
   TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.x.cols() % a.head_dim == 0 &&
                     a.rotary_dim >= 0 && a.turned() % 2 == 0 && a.first_column >= 0 &&
                     a.first_column + a.turned() <= a.head_dim && a.first_position >= 0,

@@ -23,6 +23,7 @@ struct Turns {
   double divided = 0, kept = 0;
   double context = 0;
   double magnitude = 1;  // of cosines and sines
+  double base = 0;       // theta without scaling
 };
 
 /// yarn's i, as a real number, of whose frequency a context of `positions` holds `turns` turns.
@@ -30,6 +31,15 @@ inline double pair_with_turns(double turns, const Turns& a, std::int64_t positio
   return static_cast<double>(a.dim) *
          std::log(static_cast<double>(positions) / (turns * 2 * std::numbers::pi)) /
          (2 * std::log(a.theta));
+}
+
+/// theta of a sequence of so many tokens, with dynamic frequencies.
+TESSERA_INLINE double dynamic_theta(double theta, const RopeScaling& s, std::int64_t turned,
+                                    std::int64_t tokens) {
+  const auto dim = static_cast<double>(turned), context = static_cast<double>(s.original_positions);
+  const auto length =
+      static_cast<double>(tokens > s.original_positions ? tokens : s.original_positions);
+  return theta * std::pow(s.factor * length / context - (s.factor - 1), dim / (dim - 2));
 }
 
 inline Turns turns_of(const Rope& a) {
@@ -43,10 +53,10 @@ inline Turns turns_of(const Rope& a) {
               .tokens = a.positions(),
               .scaling = s.kind,
               .factor = s.factor,
-              .context = context};
+              .context = context,
+              .base = a.theta};
   if (s.kind == dynamic) {
-    const auto length = static_cast<double>(std::max(s.positions, s.original_positions));
-    turns.theta *= std::pow(s.factor * length / context - (s.factor - 1), dim / (dim - 2));
+    turns.theta = dynamic_theta(a.theta, s, a.turned(), s.positions);
   } else if (s.kind == llama3) {
     turns.divided = s.low_frequency, turns.kept = s.high_frequency;
   } else if (s.kind == yarn) {
@@ -58,6 +68,16 @@ inline Turns turns_of(const Rope& a) {
     turns.magnitude = s.magnitude > 0 ? s.magnitude : 0.1 * std::log(s.factor) + 1;
   }
   return turns;
+}
+
+/// Those of one sample's tokens behind what a cache has of it.
+TESSERA_INLINE Turns turns_of(Turns all, const RopeScaling& s, const CachedSample& sample) {
+  all.first = sample.before;
+  if (s.kind == RopeScalingKind::dynamic) {
+    const std::int64_t there = std::int64_t{sample.before} + sample.count;
+    all.theta = dynamic_theta(all.base, s, all.dim, sample.tokens > there ? sample.tokens : there);
+  }
+  return all;
 }
 
 /// The angle that pair i turns from one position to the next.

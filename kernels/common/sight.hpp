@@ -5,6 +5,7 @@
 
 #include "core/choices.hpp"
 #include "core/math.hpp"
+#include "kernels/api/cached.hpp"
 #include "kernels/common/math.hpp"
 
 namespace tessera::kernels {
@@ -74,6 +75,18 @@ struct KeyPart {
     return (head * tokens + first + query) * tokens + first + key;
   }
 };
+
+/// What a cache has of a sample, with the call's tokens: keys from the first token on, and the
+/// token of its first query.
+TESSERA_INLINE constexpr KeyPart part_of(const CachedSample& sample) {
+  const std::int64_t tokens = std::int64_t{sample.before} + sample.count;
+  return {0, tokens, tokens};
+}
+/// The position of token t of the call; padding is where the last token is.
+TESSERA_INLINE constexpr std::int64_t position_of(const CachedSample& sample, std::int64_t t) {
+  const std::int64_t last = sample.count > 0 ? sample.count - 1 : 0;
+  return sample.before + (t < last ? t : last);
+}
 
 /// What a query gets of two sets of keys: how much of each, and the log of the sum of exponentials
 /// of both.

@@ -1,4 +1,5 @@
 // Attention on the CPU: checks arguments, divides heads over the team.
+#include "kernels/cpu/cached.hpp"
 #include "kernels/cpu/documents.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
@@ -17,6 +18,7 @@ std::int64_t scratch_bytes(const Attention& a, const Context& context) {
 void run(const Attention& a, const Context& context) {
   check(a);
   check_document_rows(a.documents, sequence_of(a));
+  check_cached_rows(a.cached, a.q.extent(1), a.k);
   const std::int64_t samples = a.q.extent(0), queries = a.q.extent(1);
   const DropoutRule rule = dropout_rule(a.dropout);
   const std::int64_t chunks = ceil_div(queries, kQueryChunk);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cpu/cached.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/documents.hpp"
 #include "kernels/cpu/operations.hpp"
@@ -24,12 +25,24 @@ void check_tokens(const View& tokens, std::int64_t vocabulary) {
   }
 }
 
+void check_cached_positions(const View& cached, std::int64_t tokens, const View& table) {
+  if (!cached) return;
+  check_cached_rows(cached, tokens);
+  const auto* sample = reinterpret_cast<const CachedSample*>(cached.data);
+  for (std::int64_t b = 0; table && b < cached.elements() / kCachedColumns; ++b) {
+    TESSERA_CHECK(std::int64_t{sample[b].before} + std::max(sample[b].count, 1) <= table.rows(),
+                  "{} tokens after {}, of {} positions", sample[b].count, sample[b].before,
+                  table.rows());
+  }
+}
+
 }  // namespace
 
 void run(const Embed& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.token_table.extent(0));
   check_position_rows(a.documents, a.tokens.extent(1), positions_of(a.position_table));
+  check_cached_positions(a.cached, a.tokens.extent(1), a.position_table);
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.embed(a, rule, rows); });
@@ -39,6 +52,7 @@ void run(const AddPositions& a, const Context& context) {
   check(a);
   if (a.documents)
     check_position_rows(a.documents, a.documents.extent(1), positions_of(a.position_table));
+  check_cached_positions(a.cached, a.x.extent(1), a.position_table);
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.add_positions(a, rule, rows); });

@@ -139,9 +139,11 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
 void run(const Attention& a, const Context& context) {
   check(a);
   if (context.sdpa.run(a)) return;
-  const AttentionSetting s = setting_of(a, whole_vectors(a.shape, {a.q, a.k, a.v, a.out}));
+  AttentionSetting s = setting_of(a, whole_vectors(a.shape, {a.q, a.k, a.v, a.out}));
+  s.cached = reinterpret_cast<const CachedSample*>(a.cached.data);
   with_type(a.q.type, [&]<typename T>() {
     with_dim(a.shape, [&]<int kDim>() {
+      if (a.cached) return run_forward<T, kDim, Masking::cached>(a, s, context);
       with_masking(s, [&]<Masking kMasking>() { run_forward<T, kDim, kMasking>(a, s, context); });
     });
   });

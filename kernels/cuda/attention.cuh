@@ -27,14 +27,16 @@ struct AttentionSetting {
   Sight sight;
   const std::int32_t* documents;  // (B, tokens, 2), or null
   float soft_cap, cap_scale;      // scores become soft_cap tanh(cap_scale q k); 0: they do not
+  const CachedSample* cached = nullptr;  // (B), where k and v are a cache
 
   __device__ int kv_head_of(int head) const { return (skip + head) / group; }
   __device__ __forceinline__ KeyPart part() const { return {first_key, keys, tokens}; }
 };
 
 /// Which kernels a call needs: those of each query and all keys up to its own, which is one of
-/// them, which have no registers or instructions for more, or those that look ranges up.
-enum class Masking : std::uint8_t { causal, ranges };
+/// them, which have no registers or instructions for more, those that look ranges up, or those that
+/// look up what a cache has of a sample, too.
+enum class Masking : std::uint8_t { causal, ranges, cached };
 
 /// Tokens [begin, end) of a sample, from that of the first key.
 struct TokenRange {
@@ -152,33 +154,53 @@ __device__ __forceinline__ float over_row(float x, F&& combine) {
 
 /// The queries of one head that a block of the forward kernel has. The longest rows come first, so
 /// that no block of theirs is left alone at the end.
+template <typename Tiles, Masking kMasking>
 struct ForwardBlock {
   int sample, head, head_index;
   int first_query;
-  int history;               // where the call's first query is, from the first key
-  int first_tile, end_tile;  // of keys
+  int slot;                          // which of k's and v's samples has the keys
+  int queries, keys;                 // of the sample; there may be room for more
+  int history;                       // where the call's first query is, from the first key
+  int first_tile = 0, end_tile = 0;  // of keys
 
-  template <typename Tiles, Masking kMasking>
   static __device__ __forceinline__ ForwardBlock of(const AttentionSetting& s) {
     const int heads = s.samples * s.heads,
               blocks = (s.queries + Tiles::kQueries - 1) / Tiles::kQueries;
-    const int head_index = static_cast<int>(blockIdx.x) % heads;
-    const int first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
-    const int history = s.first;
-    const int last_query = std::min(first_query + Tiles::kQueries, s.queries) - 1;
-    const int sample = head_index / s.heads;
-    TokenRange seen{0, history + last_query + 1};
-    if constexpr (kMasking == Masking::ranges) {
-      seen = {seen_keys(s, sample, history + first_query).begin,
-              seen_keys(s, sample, history + last_query).end};
+    const int head_index = static_cast<int>(blockIdx.x) % heads, sample = head_index / s.heads;
+    ForwardBlock block{
+        .sample = sample,
+        .head = head_index % s.heads,
+        .head_index = head_index,
+        .first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries,
+        .slot = sample,
+        .queries = s.queries,
+        .keys = s.keys,
+        .history = s.first};
+    if constexpr (kMasking == Masking::cached) {
+      const CachedSample cached = s.cached[sample];
+      block.slot = cached.slot, block.history = cached.before, block.queries = cached.count;
+      block.keys = static_cast<int>(part_of(cached).count);
+      if (block.first_query >= block.queries) return block;  // padding, which sees no tile
     }
-    return {.sample = sample,
-            .head = head_index % s.heads,
-            .head_index = head_index,
-            .first_query = first_query,
-            .history = history,
-            .first_tile = seen.begin / Tiles::kKeys,
-            .end_tile = (seen.end - 1) / Tiles::kKeys + 1};
+    const int last_query = std::min(block.first_query + Tiles::kQueries, block.queries) - 1;
+    block.first_tile = block.seen(s, block.first_query).begin / Tiles::kKeys;
+    block.end_tile = (block.seen(s, last_query).end - 1) / Tiles::kKeys + 1;
+    return block;
+  }
+  /// What a query sees.
+  __device__ __forceinline__ TokenRange seen(const AttentionSetting& s, int query) const {
+    if constexpr (kMasking == Masking::causal) return {0, history + query + 1};
+    if constexpr (kMasking == Masking::ranges) return seen_keys(s, sample, history + query);
+    const Range of_slot = s.sight.keys_of(history + query, Range{0, keys});
+    return {static_cast<int>(of_slot.begin), static_cast<int>(of_slot.end)};
+  }
+  /// Those of k's or v's rows that the block walks over.
+  template <typename T>
+  __device__ __forceinline__ HeadMatrix<T> rows_of(const AttentionSetting& s,
+                                                   const HeadsView<T>& x) const {
+    HeadMatrix<T> rows = x.matrix(s, slot, s.keys, s.kv_head_of(head));
+    rows.tokens = keys;
+    return rows;
   }
 };
 
@@ -215,6 +237,28 @@ __device__ __forceinline__ void mask_scores(WarpTile<kKeys>& scores, const Atten
       if (!sees(j, e)) score = kMasked;
       largest[e / 2] = fmaxf(largest[e / 2], score);
     }
+  }
+}
+
+/// The same for a warp's tile of the forward kernel: `first_token` is that of its first query, and
+/// `rows` what its queries see where that is looked up.
+template <typename T, Masking kMasking, int kKeys>
+__device__ __forceinline__ void mask_tile(WarpTile<kKeys>& scores, const AttentionSetting& s,
+                                          const SeenRows& rows, int first_token, int first_key,
+                                          float (&largest)[2]) {
+  const auto key_of = [&](int j, int e) { return first_key + 8 * j + column_of(e); };
+  if constexpr (kMasking == Masking::causal) {
+    const bool all = first_key + kKeys <= first_token + 1;
+    mask_scores<T>(
+        scores, s, false,
+        [&](int j, int e) {
+          return all || (key_of(j, e) <= first_token + row_of(e) && key_of(j, e) < s.keys);
+        },
+        largest);
+  } else {
+    mask_scores<T>(
+        scores, s, s.soft_cap > 0, [&](int j, int e) { return rows.sees(e, key_of(j, e)); },
+        largest);
   }
 }
 
@@ -295,6 +339,7 @@ template <typename T, int kDim, Masking kMasking>
 __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<T>)
     attention_forward(AttentionSetting s, ForwardOperands<T> a) {
   using Tiles = ForwardTiles<T, kDim>;
+  using Block = ForwardBlock<Tiles, kMasking>;
   constexpr int kPitchT = kPitch<T, kDim>, kKeys = Tiles::kKeys;
   T* const q_tile = dynamic_shared<T>();
   T* const k_tile = q_tile + Tiles::kQueries * kPitchT;
@@ -302,25 +347,23 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   float* const staging =
       reinterpret_cast<float*>(v_tile + kKeys * kPitchT) + warp * kStaging<T, kKeys>;
-  const auto [sample, head, head_index, first_query, history, first_tile, end_tile] =
-      ForwardBlock::of<Tiles, kMasking>(s);
-  const int first_row = first_query + warp * kWarpRows;
-  const auto k = a.k.matrix(s, sample, s.keys, s.kv_head_of(head));
-  const auto v = a.v.matrix(s, sample, s.keys, s.kv_head_of(head));
+  const auto block = Block::of(s);
+  const int first_row = block.first_query + warp * kWarpRows;
+  const auto k = block.rows_of(s, a.k), v = block.rows_of(s, a.v);
 
-  if (first_tile < end_tile) {  // else nobody would wait for these copies
-    begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head),
-                                         first_query);
-    begin_tile<T, kDim, kKeys>(k_tile, k, first_tile * kKeys);
+  if (block.first_tile < block.end_tile) {  // else nobody would wait for these copies
+    begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, block.sample, s.queries, block.head),
+                                         block.first_query);
+    begin_tile<T, kDim, kKeys>(k_tile, k, block.first_tile * kKeys);
     commit_copies();
   }
   SeenRows rows;
-  if constexpr (kMasking == Masking::ranges) {
-    rows.take(first_row, s.queries, [&](int row) { return seen_keys(s, sample, history + row); });
+  if constexpr (kMasking != Masking::causal) {
+    rows.take(first_row, block.queries, [&](int row) { return block.seen(s, row); });
   }
   WarpTile<kDim> out;
   RunningSoftmax<T> softmax;
-  for (int tile = first_tile; tile < end_tile; ++tile) {
+  for (int tile = block.first_tile; tile < block.end_tile; ++tile) {
     const int first_key = tile * kKeys;
     wait_for_copies<0>();
     __syncthreads();  // keys are there; nobody reads the last values any more
@@ -329,32 +372,21 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
     WarpTile<kKeys> p =
         product_of_rows<T, kDim, kKeys>(q_tile + warp * kWarpRows * kPitchT, k_tile);
     float tile_max[2] = {kMasked, kMasked};
-    const auto key_of = [&](int j, int e) { return first_key + 8 * j + column_of(e); };
-    if constexpr (kMasking == Masking::ranges) {
-      mask_scores<T>(
-          p, s, s.soft_cap > 0, [&](int j, int e) { return rows.sees(e, key_of(j, e)); }, tile_max);
-    } else {
-      const int last_seen = history + first_row;  // by the first row
-      const bool all = first_key + kKeys <= last_seen + 1;
-      mask_scores<T>(
-          p, s, false,
-          [&](int j, int e) {
-            return all || (key_of(j, e) <= last_seen + row_of(e) && key_of(j, e) < s.keys);
-          },
-          tile_max);
-    }
+    mask_tile<T, kMasking>(p, s, rows, block.history + first_row, first_key, tile_max);
     softmax.add(p, tile_max, out);
-    if (s.dropped) drop_probabilities(p, s, sample, head, first_row, first_key);
+    if (kMasking != Masking::cached && s.dropped)
+      drop_probabilities(p, s, block.sample, block.head, first_row, first_key);
     wait_for_copies<0>();
     __syncthreads();  // values are there; nobody reads these keys any more
-    if (tile + 1 < end_tile) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
+    if (tile + 1 < block.end_tile) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
     commit_copies();
     add_product<T, kDim, kKeys, kDim>(out, p, v_tile, staging);
   }
   float inverse[2];
-  float* const lse = a.lse == nullptr ? nullptr : a.lse + std::int64_t{head_index} * s.queries;
+  float* const lse =
+      a.lse == nullptr ? nullptr : a.lse + std::int64_t{block.head_index} * s.queries;
   softmax.finish(first_row, s.queries, lse, inverse);
-  store_tile(out, a.out.matrix(s, sample, s.queries, head), first_row, 0, inverse);
+  store_tile(out, a.out.matrix(s, block.sample, s.queries, block.head), first_row, 0, inverse);
 }
 
 /// delta[row] = out . d_out over a head's columns, which equals the sum over keys of P dP (equation

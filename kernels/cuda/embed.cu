@@ -14,19 +14,29 @@ SampleDocuments documents_of(const View& documents) {
   return {documents.as<std::int32_t>(), documents.extent(1)};
 }
 
+/// What embedding does behind the rows that runs of V elements have.
+template <typename P, typename O, int V, typename Operation>
+PositionRun<P, O> positions_of(const Operation& a, std::int64_t tokens, const View& x) {
+  return {.table = rows_of<P>(a.position_table),
+          .out = rows_of<O>(a.out),
+          .tokens = tokens,
+          .first_position = a.first_position,
+          .documents = documents_of(a.documents),
+          .cached = reinterpret_cast<const CachedSample*>(a.cached.data),
+          .dropout = dropout_mask(a.dropout, tokens, a.out.cols()),
+          .wide = wide<V>({x, a.position_table, a.out})};
+}
+
 template <typename T, typename O>
 void embed(const Embed& a, const Context& context) {
   using Run = EmbedRun<T, O>;
-  const std::int64_t here = a.token_table.extent(0), tokens = a.tokens.extent(1);
-  const Run body{
-      .tokens = a.tokens.as<std::int32_t>(),
-      .table = rows_of<T>(a.token_table),
-      .first_token = a.first_token,
-      .here = here,
-      .vocabulary = a.vocab > 0 ? a.vocab : here,
-      .position = {rows_of<T>(a.position_table), rows_of<O>(a.out), tokens, a.first_position,
-                   documents_of(a.documents), dropout_mask(a.dropout, tokens, a.out.cols()),
-                   wide<Run::V>({a.token_table, a.position_table, a.out})}};
+  const std::int64_t here = a.token_table.extent(0);
+  const Run body{.tokens = a.tokens.as<std::int32_t>(),
+                 .table = rows_of<T>(a.token_table),
+                 .first_token = a.first_token,
+                 .here = here,
+                 .vocabulary = a.vocab > 0 ? a.vocab : here,
+                 .position = positions_of<T, O, Run::V>(a, a.tokens.extent(1), a.token_table)};
   map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
 }
 
@@ -47,12 +57,8 @@ void run(const AddPositions& a, const Context& context) {
   check(a);
   with_type(a.out.type, [&]<typename T>() {
     using Run = AddPositionsRun<T>;
-    const std::int64_t tokens = a.x.extent(1);
-    const Run body{
-        .x = rows_of<float>(a.x),
-        .position = {rows_of<T>(a.position_table), rows_of<T>(a.out), tokens, a.first_position,
-                     documents_of(a.documents), dropout_mask(a.dropout, tokens, a.out.cols()),
-                     wide<Run::V>({a.x, a.position_table, a.out})}};
+    const Run body{.x = rows_of<float>(a.x),
+                   .position = positions_of<T, T, Run::V>(a, a.x.extent(1), a.x)};
     map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
   });
 }

@@ -19,17 +19,21 @@ struct PositionRun {
   Rows<O> out;
   std::int64_t tokens, first_position;
   SampleDocuments documents;
+  const CachedSample* cached;  // or null
   DropoutMask dropout;
   bool wide;
 
+  __device__ __forceinline__ std::int64_t position_of(std::int64_t r) const {
+    const std::int64_t sample = quotient(r, tokens), t = first_position + r - sample * tokens;
+    if (cached != nullptr) return kernels::position_of(cached[sample], t);
+    return t - document_of(documents.data, sample, t, documents.tokens).begin;
+  }
   template <int V>
   __device__ __forceinline__ void finish(std::int64_t r, std::int64_t c, int count,
                                          float (&x)[V]) const {
     if (table.data != nullptr) {
-      const std::int64_t sample = quotient(r, tokens), t = first_position + r - sample * tokens;
-      const std::int64_t begin = document_of(documents.data, sample, t, documents.tokens).begin;
       float p[V];
-      load(table[t - begin] + c, count, wide, p);
+      load(table[position_of(r)] + c, count, wide, p);
 #pragma unroll
       for (int i = 0; i < V; ++i) x[i] = x[i] + p[i];
     }

@@ -9,12 +9,26 @@ namespace tessera::kernels::cuda {
 
 inline constexpr int kTurnThreads = 64;
 
+/// Tables of cosines and sines, one behind the other: of the call's positions, or with `cached` of
+/// each sample's own, which may be divided into fewer than `runs` runs.
+struct TurnTables {
+  Turns turns;
+  RopeScaling scaling;
+  const CachedSample* cached;  // or null
+  std::int64_t count, runs;    // how many there are, and runs of each at most
+  float* data;
+};
+
 /// A thread has one pair of one run of positions.
-inline __global__ void __launch_bounds__(kTurnThreads)
-    turns_kernel(Turns turns, std::int64_t runs, float* table) {
-  const std::int64_t half = turns.dim / 2;
+inline __global__ void __launch_bounds__(kTurnThreads) turns_kernel(TurnTables tables) {
+  const std::int64_t half = tables.turns.dim / 2;
   const std::int64_t i = std::int64_t{blockIdx.x} * kTurnThreads + threadIdx.x;
-  if (i < runs * half) turn_run(turns, i / half, i % half, table);
+  if (i >= tables.count * tables.runs * half) return;
+  const std::int64_t run = i / half, sample = run / tables.runs;
+  Turns turns = tables.turns;
+  if (tables.cached != nullptr) turns = turns_of(turns, tables.scaling, tables.cached[sample]);
+  turn_run(turns, run - sample * tables.runs, i - run * half,
+           tables.data + sample * turns.tokens * turns.dim);
 }
 
 /// Rows are those of every head, columns its pairs.
@@ -22,19 +36,22 @@ template <typename T>
 struct RopeRun {
   static constexpr int V = kRun<T>;
   Rows<T> x;                      // from the first column that turns
-  const float* turns;             // (T, 2, half)
+  const float* turns;             // (T, 2, half), with `own_turns` (B, T, 2, half)
   const std::int32_t* documents;  // or null
   std::int64_t heads, head_dim, half, tokens;
   float sign;
-  bool neighbours, wide;
+  bool own_turns, neighbours, wide;
 
+  __device__ __forceinline__ std::int64_t table_row(std::int64_t r) const {
+    if (own_turns) return r;
+    const std::int64_t sample = quotient(r, tokens), t = r - sample * tokens;
+    return t - document_of(documents, sample, t, tokens).begin;
+  }
   __device__ __forceinline__ void operator()(std::int64_t head_row, std::int64_t c,
                                              int count) const {
     const std::int64_t r = quotient(head_row, heads), head = head_row - r * heads;
-    const std::int64_t sample = quotient(r, tokens), t = r - sample * tokens;
-    const std::int64_t position = t - document_of(documents, sample, t, tokens).begin;
     T* const columns = x[r] + head * head_dim;
-    const float* cosine = turns + position * 2 * half + c;
+    const float* cosine = turns + table_row(r) * 2 * half + c;
     float a[V], b[V], cos[V], sin[V];
     load(cosine, count, wide, cos);
     load(cosine + half, count, wide, sin);

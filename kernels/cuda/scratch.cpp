@@ -127,7 +127,7 @@ std::int64_t scratch_bytes(const Dispatch& a) {
 }
 
 std::int64_t scratch_bytes(const Rope& a) {
-  return a.positions() * a.turned() * size_of(DType::f32);
+  return a.tables() * a.positions() * a.turned() * size_of(DType::f32);
 }
 
 /// Refuses more parts than a GPU adds at once, here too, because plans are made of it.

@@ -37,7 +37,7 @@ bool takes(const Operation& a, std::initializer_list<View> operands) {
 }  // namespace
 
 std::optional<SdpaPlan> sdpa_plan(const Attention& a) {
-  if (!takes(a, {a.q, a.k, a.v, a.out})) return std::nullopt;
+  if (a.cached || !takes(a, {a.q, a.k, a.v, a.out})) return std::nullopt;
   return SdpaPlan{a.q.extent(0), kOther};
 }
 

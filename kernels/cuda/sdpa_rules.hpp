@@ -25,12 +25,12 @@ struct SdpaPlan {
 };
 
 /// Nothing where the own kernel runs: a mask other than the causal one, a window, capped scores,
-/// documents, f32, dropout, keys of which SdpaSight has no word, groups of heads that begin or end
-/// within a rank, fewer than 64 queries (a walk along a cache), heads of more than 128 columns or
-/// rows that are not whole vectors of 16 bytes. Of a backward whose sums have a fixed order also
-/// what needs more than kMostScores for one sample, for then cuDNN writes the gradients of all
-/// scores to memory; in any order it writes d_q's sums, of fewer samples at a time where they are
-/// more.
+/// documents, a cache, f32, dropout, keys of which SdpaSight has no word, groups of heads that
+/// begin or end within a rank, fewer than 64 queries (a walk along a cache), heads of more than 128
+/// columns or rows that are not whole vectors of 16 bytes. Of a backward whose sums have a fixed
+/// order also what needs more than kMostScores for one sample, for then cuDNN writes the gradients
+/// of all scores to memory; in any order it writes d_q's sums, of fewer samples at a time where
+/// they are more.
 std::optional<SdpaPlan> sdpa_plan(const Attention& call);
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call);
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "model/cached.hpp"
 #include "model/context_parallel.hpp"
 #include "model/feed_forward.hpp"
 #include "model/latents.hpp"
@@ -383,23 +384,28 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     const AttentionPart part(c, u, i);
     BlockSaved::Chunk& chunk = s.chunks[i];
-    if (u.cache != nullptr && u.cache->of_latents()) {
+    if (!u.caches.empty() && u.caches.front().of_latents()) {
       chunk.att = u.activation(Keep::expensive, part.out_columns);
       attend_latents(u, c, w, s, i, part.shape(u), chunk);
     } else {
       const HeadInputs heads = c.latent ? heads_of_latents(u, c, w, s, i, chunk)
                                         : heads_of_input(u, c, w, part, s, i, chunk);
       chunk.att = u.activation(Keep::expensive, part.out_columns);
-      chunk.lse = u.tensor(Keep::expensive, DType::f32,
-                           {batch.batch, part.heads.heads.count(), batch.sequence});
-      attend(u, {.q = heads.q,
-                 .k = heads.k,
-                 .v = heads.v,
-                 .out = chunk.att,
-                 .lse = chunk.lse,
-                 .documents = batch.documents,
-                 .shape = part.shape(u),
-                 .dropout = part.dropout(u)});
+      Attention attention{.q = heads.q,
+                          .k = heads.k,
+                          .v = heads.v,
+                          .out = chunk.att,
+                          .lse = {},
+                          .documents = batch.documents,
+                          .shape = part.shape(u),
+                          .dropout = part.dropout(u)};
+      if (!u.caches.empty()) {
+        attend_cached(u, u.caches[i], attention);
+      } else {
+        chunk.lse = attention.lse = u.tensor(
+            Keep::expensive, DType::f32, {batch.batch, part.heads.heads.count(), batch.sequence});
+        attend(u, attention);
+      }
     }
     u.multiply(Linear{.x = chunk.att,
                       .weight = w.chunks[i].out_w,

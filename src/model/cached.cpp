@@ -1,38 +1,38 @@
 #include "model/cached.hpp"
 
+#include <algorithm>
+
+#include "model/adapters.hpp"
+#include "model/block.hpp"
+
 namespace tessera::model {
 
 using namespace kernels;
 
-void check_cached(const UnitContext& u) {
-  const MicroBatch& batch = u.micro_batch();
-  TESSERA_CHECK(std::ssize(batch.cached) == batch.batch && u.tensor_region().whole(),
-                "{} cached sequences of {}", batch.cached.size(), batch.batch);
+CachedColumns cached_columns(const ModelConfig& config, const TensorCut& cut,
+                             std::int64_t own_chunk, bool latents) {
+  if (latents) return {.k = own_chunk == 0 ? config.latent.kv + config.latent.rope : 0};
+  const std::int64_t heads = heads_of(config, cut.first() + own_chunk, cut.chunks).kv_heads.count();
+  return {.k = heads * config.head_dim, .v = heads * config.values()};
 }
 
-View remember(UnitContext& u, const View& cache, std::int64_t sequence,
-              std::initializer_list<View> columns) {
-  const MicroBatch& batch = u.micro_batch();
-  const CachedTokens& earlier = batch.cached[static_cast<std::size_t>(sequence)];
-  View slot = sequences(cache, earlier.slot, 1);
-  const View to = slot.row_range(earlier.tokens, batch.sequence);
-  std::int64_t first = 0;
-  for (const View& x : columns) {
-    u.run(Convert{.x = sequences(x, sequence, 1).matrix(), .out = to.col_range(first, x.cols())});
-    first += x.cols();
-  }
-  slot.shape[1] = earlier.tokens + batch.sequence;
-  return slot;
+bool keeps_latents(const ModelConfig& config, std::span<const UnitDesc> units,
+                   std::int64_t most_head_dim) {
+  if (!config.latent || config.latent.kv + config.latent.rope > most_head_dim) return false;
+  return std::ranges::none_of(units, [](const UnitDesc& unit) {
+    return unit.has_adapters() && (unit.has("attention.k" + std::string(kAdapterA)) ||
+                                   unit.has("attention.v" + std::string(kAdapterA)));
+  });
 }
 
-void attend_cached(UnitContext& u, const Attention& a) {
-  check_cached(u);
-  for (std::int64_t i = 0; i < u.micro_batch().batch; ++i) {
-    Attention own = a;
-    own.q = sequences(a.q, i, 1), own.out = sequences(a.out, i, 1), own.lse = {};
-    own.k = remember(u, u.cache->k, i, {a.k}), own.v = remember(u, u.cache->v, i, {a.v});
-    u.run(own);
-  }
+void remember(UnitContext& u, const View& x, const View& cache) {
+  u.run(Remember{.x = x, .cached = u.micro_batch().cached, .cache = cache});
+}
+
+void attend_cached(UnitContext& u, const KvCache& cache, Attention a) {
+  remember(u, a.k, cache.k), remember(u, a.v, cache.v);
+  a.k = cache.k, a.v = cache.v, a.cached = u.micro_batch().cached;
+  u.run(a);
 }
 
 }  // namespace tessera::model

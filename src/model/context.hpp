@@ -79,14 +79,10 @@ struct ContextRegion {
   std::int64_t first() const { return rank * own(); }
 };
 
-/// A sequence of which earlier tokens have been seen: where a cache has them, and how many.
-struct CachedTokens {
-  std::int64_t slot = 0, tokens = 0;
-};
-
-/// Keys and values of earlier tokens of sequences, for generation: (slots, capacity, KV D) and
-/// (slots, capacity, KV E). Without v k has latents and keys' positions, of which all heads make
-/// theirs: (slots, capacity, latent + R).
+/// Keys and values that one chunk's heads have of earlier tokens of sequences, for generation:
+/// (slots, capacity, KV D) and (slots, capacity, KV E). Without v k has latents and keys'
+/// positions, of which all heads make theirs: (slots, capacity, latent + R), in the first chunk's
+/// cache.
 struct KvCache {
   View k, v;
   bool of_latents() const { return k && !v; }
@@ -103,9 +99,13 @@ struct MicroBatch {
   /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
   /// whose begins positions count. Absent: a sequence is one. The former are of whole sequences.
   View documents, positions;
-  /// In generation, by sequence, where its earlier tokens are in UnitContext::cache. Empty:
-  /// nowhere.
-  std::span<const CachedTokens> cached;
+  /// In generation (B, 4), what UnitContext::caches have of each sequence (kernels::CachedSample);
+  /// and whether all of them are known to begin with this micro-batch. Absent: there is no cache.
+  View cached;
+  bool begins = false;
+  /// (B, T, 2) i32 as documents are, of which the first of each sequence has the tokens that there
+  /// are, and what is behind it is padding. Absent: all T tokens are there.
+  View counted;
   View reference;  // (B) f64, log p of each sample under a reference model; absent: not wanted
   // (B T) f32 of targets that were drawn (kernels::PolicyLoss), each absent where it is not wanted:
   // how good they were, what they weigh, and -log p when they were drawn and under a reference
@@ -226,7 +226,7 @@ class UnitContext {
   Activations activations = Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   Adapters* adapters = nullptr;                            // of the block, if it has some
-  KvCache* cache = nullptr;                                // of the layer, in generation
+  std::vector<KvCache> caches;  // of the layer, by own chunk, in generation; else empty
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;

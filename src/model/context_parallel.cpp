@@ -1,6 +1,5 @@
 #include "model/context_parallel.hpp"
 
-#include "model/cached.hpp"
 #include "model/context_kinds.hpp"
 #include "model/shares.hpp"
 
@@ -12,14 +11,11 @@ void rotate(UnitContext& u, Rope rope, const View& x) {
   const ContextRegion& r = u.context;
   if (!r.cut() || r.by_document) {
     rope.documents = u.micro_batch().positions;
+    rope.cached = u.micro_batch().cached;
     if (r.cut()) rope.longest = r.sequence;
-    return for_each_beginning(u,
-                              [&](std::int64_t first, std::int64_t count, std::int64_t position) {
-                                rope.x = sequences(x, first, count);
-                                rope.first_position = position;
-                                rope.scaling.positions = position + u.whole_sequence();
-                                u.run(rope);
-                              });
+    rope.x = x;
+    rope.scaling.positions = u.whole_sequence();
+    return u.run(rope);
   }
   rope.scaling.positions = u.whole_sequence();
   for_each_own_chunk(u, [&](const OwnChunk& chunk) {
@@ -30,7 +26,6 @@ void rotate(UnitContext& u, Rope rope, const View& x) {
 }
 
 void attend(UnitContext& u, const Attention& a) {
-  if (u.cache != nullptr) return attend_cached(u, a);
   if (!u.context.cut()) return u.run(a);
   switch (u.context.kind) {
     case ContextKind::ring: return attend_by_ring(u, a);

@@ -1,5 +1,5 @@
 // Attention and positions, wherever the keys are: with whole sequences, where ranks divide each
-// among them ("context parallelism"), and where a cache has earlier tokens.
+// among them ("context parallelism").
 #pragma once
 
 #include "model/context.hpp"

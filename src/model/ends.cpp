@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "model/cached.hpp"
+#include "model/shares.hpp"
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -27,16 +27,13 @@ void embed(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, const Dr
            const View& out) {
   const MicroBatch& batch = u.micro_batch();
   if (u.tensor_region().whole() && !c.scaled_embeddings) {
-    return for_each_beginning(u,
-                              [&](std::int64_t first, std::int64_t count, std::int64_t position) {
-                                u.run(Embed{.tokens = sequences(batch.tokens, first, count),
-                                            .token_table = w.tokens[0],
-                                            .position_table = w.positions,
-                                            .documents = batch.positions,
-                                            .out = sequences(out, first, count),
-                                            .first_position = position,
-                                            .dropout = dropout});
-                              });
+    return u.run(Embed{.tokens = batch.tokens,
+                       .token_table = w.tokens[0],
+                       .position_table = w.positions,
+                       .documents = batch.positions,
+                       .cached = batch.cached,
+                       .out = out,
+                       .dropout = dropout});
   }
   ChunkSum tokens(u, c.hidden, {}, DType::f32);  // all terms but one are zero
   for (std::size_t i = 0; i < w.tokens.size(); ++i) {
@@ -54,14 +51,13 @@ void embed(UnitContext& u, const ModelConfig& c, const EmbedWeights& w, const Dr
     u.run(Scale{.x = x, .out = scaled, .factor = token_factor(c)});
     x = scaled;
   }
-  for_each_beginning(u, [&](std::int64_t first, std::int64_t count, std::int64_t position) {
-    u.run(AddPositions{.x = sequences(x, first, count),
-                       .position_table = w.positions,
-                       .documents = batch.positions,
-                       .out = sequences(out, first, count),
-                       .first_position = position + u.positions().begin,
-                       .dropout = dropout});
-  });
+  u.run(AddPositions{.x = x,
+                     .position_table = w.positions,
+                     .documents = batch.positions,
+                     .cached = batch.cached,
+                     .out = out,
+                     .first_position = u.positions().begin,
+                     .dropout = dropout});
 }
 
 /// The first unit of a kind; nullptr if there is none.
@@ -516,6 +512,33 @@ View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Car
   const View capped = u.temporary({logits.extent(0), logits.extent(1), logits.cols()});
   u.run(SoftCap{.x = logits, .out = capped, .cap = c.logit_soft_cap});
   return capped;
+}
+
+void head_next_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                      const View& out) {
+  View x = head_input(u, c, w, in).h;
+  if (const MicroBatch& batch = u.micro_batch(); batch.counted) {
+    const View last = u.temporary({batch.batch, c.hidden});
+    u.run(Pool{.x = x, .documents = batch.counted, .out = last, .kind = Pooling::last});
+    x = last;
+  }
+  const std::vector<View> logits = logits_of(u, w, x.matrix());
+  const TensorCut& cut = u.tensor_region().cut;
+  const std::int64_t rows = out.extent(1);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    View y = logits[i];
+    if (c.logit_soft_cap > 0) {
+      const View capped = u.temporary({y.rows(), y.cols()});
+      u.run(SoftCap{.x = y, .out = capped, .cap = c.logit_soft_cap});
+      y = capped;
+    }
+    const std::int64_t chunk = cut.first() + static_cast<std::int64_t>(i);
+    u.run(Convert{.x = y, .out = out.row_range(chunk * rows, rows).col_range(0, y.cols())});
+  }
+  if (cut.ranks > 1) {
+    u.tensor_region().run(
+        comm::AllGather{.shard = out.row_range(cut.first() * rows, cut.own() * rows), .full = out});
+  }
 }
 
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,

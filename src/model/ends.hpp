@@ -50,6 +50,10 @@ HeadWeights head_weights(std::span<const UnitViews> units);
 /// Logits (B, targets of a sample, padded outputs) of the carry, in the compute type, on one tensor
 /// rank.
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
+/// Logits after each sample's last token (MicroBatch::counted): (chunks, B, outputs of a chunk)
+/// f32, of all tensor ranks' chunks, of which some may have fewer outputs than there is room for.
+void head_next_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                      const View& out);
 /// Values (B, T, 1) f32 of the states that the carry's tokens are in, each the last of its own.
 View head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
 /// The losses of the micro-batch's targets, f32, without UnitContext::loss_terms, so that they

@@ -126,35 +126,32 @@ HeadInputs heads_of_latents(UnitContext& u, const ModelConfig& c, const BlockWei
   return {.q = chunk.qkv, .k = chunk.qk, .v = columns.v(chunk.kv)};
 }
 
-/// What queries (B, T, H, latent + R) see of each sequence's latents: (B, T, H latent).
+/// What queries (B, T, H, latent + R) see of their sequences' latents: (B, T, H latent).
 static void attend_to_latents(UnitContext& u, AttentionShape shape, const View& q,
-                              const std::vector<View>& latents, const View& out) {
+                              const View& latents, const View& out) {
   shape.kv_heads = 1, shape.group = shape.skip = 0;
   shape.head_dim = q.cols() / shape.heads, shape.value_dim = out.cols() / shape.heads;
-  for (std::size_t i = 0; i < latents.size(); ++i) {
-    const auto sequence = static_cast<std::int64_t>(i);
-    u.run(Attention{.q = sequences(q, sequence, 1),
-                    .k = latents[i],
-                    .v = latents[i].col_range(0, shape.value_dim),
-                    .out = sequences(out, sequence, 1),
-                    .lse = {},
-                    .documents = {},
-                    .shape = shape,
-                    .dropout = {}});
-  }
+  u.run(Attention{.q = q,
+                  .k = latents,
+                  .v = latents.col_range(0, shape.value_dim),
+                  .out = out,
+                  .lse = {},
+                  .documents = {},
+                  .cached = u.micro_batch().cached,
+                  .shape = shape,
+                  .dropout = {}});
 }
 
 void attend_latents(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                     const BlockSaved& s, std::size_t i, const AttentionShape& shape,
                     BlockSaved::Chunk& chunk) {
   const MicroBatch& batch = u.micro_batch();
-  check_cached(u);
-  std::vector<View> cached;
-  for (std::int64_t n = 0; n < batch.batch; ++n)
-    cached.push_back(remember(u, u.cache->k, n, {s.latents.kv, s.latents.rope}));
-  const bool begin = std::ranges::all_of(
-      batch.cached, [](const CachedTokens& earlier) { return earlier.tokens == 0; });
-  if (begin && batch.sequence > 1) {  // heads of many tokens are narrower than latents
+  const View& latents = u.caches.front().k;
+  if (i == 0) {  // all chunks' heads make theirs of the same latents
+    remember(u, s.latents.kv, latents.col_range(0, c.latent.kv));
+    remember(u, s.latents.rope, latents.col_range(c.latent.kv, c.latent.rope));
+  }
+  if (batch.begins && batch.sequence > 1) {  // heads of many tokens are narrower than latents
     const HeadInputs heads = heads_of_latents(u, c, w, s, i, chunk);
     return u.run(Attention{.q = heads.q,
                            .k = heads.k,
@@ -179,7 +176,7 @@ void attend_latents(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     u.run(Convert{.x = of_head.col_range(own, c.latent.rope),
                   .out = to.col_range(latent, c.latent.rope)});
   }
-  attend_to_latents(u, shape, q, cached, seen);
+  attend_to_latents(u, shape, q, latents, seen);
   for (std::int64_t h = 0; h < shape.heads; ++h) {
     u.run(Linear{.x = seen.col_range(h * latent, latent),
                  .weight = kv_w.row_range(shape.heads * own + h * values, values),

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+
+#include "model/cached.hpp"
 
 namespace tessera::setup {
 namespace {
@@ -284,6 +287,19 @@ std::int64_t groups_of_heads(const deck::Deck& deck, bool gpu) {
   return std::clamp<std::int64_t>(heads / *deck.run.threads, 1, kMost);
 }
 
+/// Where some of the shapes are of generation, what they keep of sequences.
+std::optional<plan::CacheInputs> cache_inputs(const plan::ModelInputs& model,
+                                              std::span<const plan::PlanShape> shapes,
+                                              const ComputesOn& on) {
+  const auto& most = std::ranges::max(shapes, {}, &plan::PlanShape::slots);
+  if (most.slots == 0) return std::nullopt;
+  const std::int64_t widest =
+      on.device_is_host ? std::numeric_limits<std::int64_t>::max() : kernels::kMostGpuHeadDim;
+  return plan::CacheInputs{.slots = most.slots,
+                           .room = most.room,
+                           .latents = model::keeps_latents(model.config, model.units, widest)};
+}
+
 }  // namespace
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -343,6 +359,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   in.most_tallies = std::ranges::max(shapes, {}, &plan::PlanShape::tallies).tallies;
+  in.cache = cache_inputs(in.model, shapes, on);
   return in;
 }
 

@@ -1,7 +1,8 @@
-"""A file of prompts into a file of completions: the same bytes on any number of ranks and after any
-kill, beside what a single prompt gives, and what is refused."""
+"""A file of prompts into a file of completions: the same bytes on any number of ranks, on any layout where
+that is asked for, and after any kill, beside what a single prompt gives, and what is refused."""
 
 import json
+import os
 import shutil
 import signal
 import unittest
@@ -147,6 +148,145 @@ class Files(Generate):
         self.assertIn("give --prompt TEXT, or --prompts FILE", self.run_code(DECK, "generate", model))
         self.assertEqual((self.dir / "there.jsonl").read_bytes(), there)
         self.assertFalse((self.dir / "out.jsonl").exists())
+
+
+NVME = ('offload.parameters="nvme"', 'offload.nvme=["disks"]')
+LAYOUTS = ((2, ("zero.stage=3",)),
+           (2, ("parallel.tensor=2",)),
+           (3, ("parallel.pipeline=3",)),
+           (4, ("parallel.pipeline=2", "zero.stage=3", "zero.prefetch=2")),
+           (4, ("parallel.tensor=2", "zero.stage=3", *NVME)),
+           (1, NVME))
+LAYOUT_MODE = ('run.reproducible="layout"', "run.threads=1", "run.reproducible_tensor=2")
+LLAMA = {"model__family": "llama", "model__hidden": 32, "model__heads": 4, "model__ffn_hidden": 40}
+MODELS = {
+    "gpt2": {"model__heads": 4, "model__hidden": 32},
+    # More tensor chunks than kv heads: they have these whole. A window in which the prompts are too long. A
+    # vocabulary that has padding.
+    "llama": {**LLAMA, "model__kv_heads": 1, "model__window": 7, "model__logit_soft_cap": 5.0,
+              "model__vocab": 257},
+    "latents": {**LLAMA, "model__kv_heads": 4, "model__head_dim": 12, "model__value_dim": 8,
+                "model__kv_latent": 16, "model__q_latent": 24, "model__rope_dim": 4},
+    "experts": {**LLAMA, "moe__experts": 4, "moe__top_k": 2, "moe__ffn_hidden": 24}}
+
+
+def as_options(sets):
+    return [word for one in sets for word in ("--set", one)]
+
+
+class Layouts(Generate):
+    """Ranks that divide the model, or have it on disks, say what one that has it whole says."""
+
+    def models(self):
+        for name, changes in MODELS.items():
+            deck = tiny_deck(self.dir / "data", **{"model__vocab": 256, "model__context": 64,
+                                                   "run__steps": 30, "optimizer__lr": 0.01, **changes})
+            self.train(1, self.deck(name, deck))
+            yield name
+
+    def generate(self, model, name, ranks, sets, *options, batch=3):
+        """The bytes of 23 completions of prompts of which some are longer than what goes through the
+        model at once; `batch` of them go on at once on each data rank."""
+        out = self.dir / f"{model}_{name}.jsonl"
+        self.run_code(0, "generate", self.dir / model, "--prompts", self.prompts, "--out", out,
+                      "--tokens", 12, "--batch", batch, *as_options(sets), *options, ranks=ranks)
+        self.assertEqual(list((self.dir / "disks").glob("*")), [])
+        return out.read_bytes()
+
+    def test_the_same_bytes_on_every_layout(self):
+        (self.dir / "disks").mkdir()
+        self.write_prompts({"prompt": " ".join(WORDS[:i % 8 + 1])} for i in range(11))
+        for model in self.models():
+            # Products of experts have as many rows as tokens were routed to each.
+            batch = 1 if model == "experts" else 3
+            one = self.generate(model, "one", 1, LAYOUT_MODE, "--log-probabilities", batch=batch)
+            for i, (ranks, sets) in enumerate(LAYOUTS):
+                with self.subTest(model=model, ranks=ranks, sets=sets):
+                    self.assertEqual(one, self.generate(model, i, ranks, (*LAYOUT_MODE, *sets),
+                                                        "--log-probabilities", batch=batch))
+
+    def test_the_likeliest_tokens_on_every_layout(self):
+        """Bits hardly ever decide which these are. A prompt alone gets them from a model that one process
+        has whole."""
+        (self.dir / "disks").mkdir()
+        self.write_prompts({"prompt": " ".join(WORDS[:i % 8 + 1])} for i in range(11))
+        for model in self.models():
+            one = self.generate(model, "one", 1, (), "--temperature", 0)
+            for line in [json.loads(text) for text in one.splitlines()][3:8:4]:
+                text = self.run_code(0, "generate", self.dir / model, "--prompt", line["prompt"],
+                                     "--tokens", 12, "--temperature", 0)
+                self.assertEqual(text, line["prompt"] + line["completion"] + "\n")
+            # Three ranks have vocabularies of two sizes; and heads, where these can be divided so.
+            uneven = [(3, ("parallel.tensor=3",))] if model in ("gpt2", "llama") else []
+            for i, (ranks, sets) in enumerate((*LAYOUTS[::2], LAYOUTS[-1], *uneven)):
+                with self.subTest(model=model, ranks=ranks, sets=sets):
+                    self.assertEqual(one, self.generate(model, i, ranks, sets, "--temperature", 0))
+
+    def test_prompts_in_parts(self):
+        """What is kept of a part is what is kept of it as a part of the whole, where frequencies of positions
+        depend on how long a sequence is. Of 1,024 sequences four tokens each go through the model at once."""
+        deck = tiny_deck(self.dir / "data", **{**LLAMA, "model__vocab": 256, "model__context": 64,
+                                               "run__steps": 30, "optimizer__lr": 0.01,
+                                               "model__rope_scaling": "dynamic", "model__rope_factor": 4,
+                                               "model__rope_original_context": 8})
+        self.train(1, self.deck("dynamic", deck))
+        self.write_prompts({"prompt": " ".join(WORDS[:i % 8 + 1])} for i in range(11))
+        said = [[json.loads(line)["log_probabilities"] for line in self.generate(
+            "dynamic", name, 1, sets, "--log-probabilities", "--temperature", 0, batch=batch).splitlines()]
+            for name, sets, batch in (("whole", (), 16), ("parts", ('offload.parameters="host"',), 1024))]
+        # Differences of rounding alone are some 4e-7, of keys with other frequencies 4e-5.
+        for whole, parts in zip(*said, strict=True):
+            self.assertEqual(len(whole), len(parts))
+            for p, q in zip(whole, parts, strict=True):
+                self.assertAlmostEqual(p, q, delta=5e-6)
+
+    def test_a_rank_whose_disk_fails_ends_all(self):
+        (self.dir / "disks").mkdir()
+        process = self.start(2, *self.command("o.jsonl", "--samples", 4000, *as_options(NVME),
+                                              "--set", "parallel.tensor=2"))
+        partial = self.dir / "o.jsonl.partial"
+        self.wait_for(lambda: partial.exists() and partial.stat().st_size > 3000, process)
+        files = list((self.dir / "disks").rglob("state.*"))
+        self.assertEqual(len(files), 2)
+        os.truncate(files[0], 0)
+        self.assertEqual(process.wait(timeout=60), IO)
+        self.assertFalse((self.dir / "o.jsonl").exists())
+
+    def test_codes_in_the_place_of_matrices(self):
+        """Wherever they are, and as matrices of a directory that has these codes."""
+        (self.dir / "disks").mkdir()
+        codes = ('frozen.type="int8"', "frozen.block=24")
+        one = self.generate("run", "one", 1, codes, "--temperature", 0)
+        self.assertEqual(one, self.generate("run", "two", 2, (*codes, "zero.stage=3", *NVME),
+                                            "--temperature", 0))
+        self.run_code(0, "export", self.dir / "run", "--to", self.dir / "model")
+        self.run_code(0, "quantize", self.dir / "model", "--to", self.dir / "coded", "--codes", "int8",
+                      "--block", 24)
+        self.assertEqual(one, self.generate("coded", "three", 2, (), "--temperature", 0, "--tokenizer",
+                                            "bytes"))
+
+    def test_what_is_refused(self):
+        for text, *sets in (
+                ("generation has no use for it", "optimizer.lr=1"),
+                ("generation has no use for it", "zero.stages=3"),
+                ("a rank has whole parameters (0) or shards (3)", "zero.stage=2"),
+                ("parallel.tensor", "parallel.tensor=3"),
+                ("offload.nvme", 'offload.parameters="nvme"'),
+                ("zero.stage", "zero.stage=7")):
+            with self.subTest(sets):
+                self.assertIn(text, self.run_code(DECK, *self.command("o.jsonl", *as_options(sets)),
+                                                  ranks=2))
+        self.assertFalse((self.dir / "o.jsonl").exists())
+        self.assertIn("was begun with set = ", self.begun_with_others())
+
+    def begun_with_others(self):
+        """What a file says that was begun on another layout."""
+        process = self.start(1, *self.command("o.jsonl", "--samples", 3000))
+        self.wait_for((self.dir / "o.jsonl.partial.json").exists, process)
+        kill_tree(process.pid, signal.SIGKILL)
+        process.wait()
+        return self.run_code(DECK, *self.command("o.jsonl", "--samples", 3000, "--set", "zero.stage=3"),
+                             ranks=2)
 
 
 class Conversations(Generate):

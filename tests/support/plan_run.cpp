@@ -76,7 +76,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       streams_(std::move(streams)) {
   plan::ArenaBytes bytes = plan_.arena_bytes;
   for (const plan::Plan& other : others_) bytes = plan::most_of(bytes, other.arena_bytes);
-  if (plan::leaves_work(inputs_) && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
+  if (plan::leaves_work(inputs_) && plan_.shape.purpose > plan::PlanPurpose::evaluate) {
     flush_ = plan::make_plan(inputs_, plan::flush_after(plan_.shape.compression), plan_.place);
     bytes = plan::most_of(bytes, flush_->arena_bytes);
   }
@@ -121,6 +121,12 @@ std::vector<float> PlanRun::held(const View& symbolic) {
   memory::Tier& tier = arenas_[plan::arena_of(buffer)]->tier();
   v.data = const_cast<std::byte*>(tier.host_bytes(v.data, v.span_bytes(), copy).data());
   return widened(v);
+}
+
+std::vector<float> PlanRun::generate(std::size_t plan, const train::Executor::Loader& load) {
+  const train::BoundPlan& bound = plan == 0 ? *bound_ : bound_others_.at(plan - 1);
+  executor_->run(bound, {}, load);
+  return held(bound.plan().logits);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }

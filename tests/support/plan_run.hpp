@@ -62,6 +62,9 @@ class PlanRun {
   StepShown step(std::int64_t first_sample, const StepNumbers& numbers,
                  train::StepProfile* profile = nullptr, const train::Executor::Hooks& hooks = {});
 
+  /// A pass of generation by one of the plans, as StepNumbers::plan: its logits.
+  std::vector<float> generate(std::size_t plan, const train::Executor::Loader& load);
+
   /// Makes one element of the next step's gradient `value`, on this rank alone and before it is
   /// reduced.
   void spoil_next_gradient(float value);

@@ -16,6 +16,20 @@ KeyPart part_of(const Operation& a) {
   return {a.first_key, a.k.shape[1], sequence_of(a)};
 }
 
+/// The keys of one sample: which of k's it is, which tokens, and how many the first query is behind
+/// the first of them.
+struct SampleKeys {
+  SampleKeys(const Attention& a, std::int64_t b)
+      : sample(b), part(part_of(a)), first_query(first_query_of(a)) {
+    const auto* cached = reinterpret_cast<const CachedSample*>(a.cached.data);
+    if (cached == nullptr) return;
+    sample = cached[b].slot, part = kernels::part_of(cached[b]), first_query = cached[b].before;
+  }
+  std::int64_t sample;
+  KeyPart part;
+  std::int64_t first_query;
+};
+
 /// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
 struct HeadRows {
   const View* view;
@@ -205,12 +219,12 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
 /// What `rows` of a unit, whose queries are of one document, get of its keys. Tiles of keys begin
 /// where the document does, so that its results do not depend on where it lies.
 void forward_document(const Attention& a, const TileDropout& drop, const AttentionUnit& unit,
-                      Range rows, Range document, const ForwardScratch& x) {
+                      const SampleKeys& of, Range rows, Range document, const ForwardScratch& x) {
   const std::int64_t dim = a.shape.head_dim, kv_head = a.shape.kv_head_of(unit.head);
   const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.part.tokens);
   const Range of_document = drop.part.keys_of(document);
   if (of_document.empty()) return;
-  const std::int64_t first_query = first_query_of(a) + unit.t.begin;
+  const std::int64_t first_query = of.first_query + unit.t.begin;
   const Range seen =
       sight.keys_of(Range{first_query + rows.begin, first_query + rows.end}, of_document);
   const std::int64_t before = (seen.begin - of_document.begin) / kTile * kTile;
@@ -218,9 +232,9 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
     const ForwardTile tile{
         sight, of_document, {s, at_most(s + kTile, of_document.end)}, first_query};
     const std::int64_t count = tile.keys.count();
-    pack({&a.k, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.dims.q);
+    pack({&a.k, of.sample, s, count, kv_head, dim}, 1.0F, x.v, x.dims.q);
     pack_transposed(x.v, count, dim, x.dims.q, x.k_turned);
-    pack({&a.v, unit.sample, s, count, kv_head, a.shape.values()}, 1.0F, x.v, x.dims.v);
+    pack({&a.v, of.sample, s, count, kv_head, a.shape.values()}, 1.0F, x.v, x.dims.v);
     const Range queries = sight.queries_of(tile.keys, document);
     const std::int64_t end = at_most(rows.end, queries.end - first_query);
     for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
@@ -230,11 +244,22 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
   }
 }
 
+/// A head's rows lie further apart than hardware looks ahead: row t + kAhead is asked for while row
+/// t is used. It may be behind the last one.
+constexpr std::int64_t kAhead = 12, kCacheLine = 64;
+template <typename T>
+TESSERA_INLINE void look_ahead(const T* row, std::int64_t count, std::int64_t ld) {
+  const auto* ahead = reinterpret_cast<const std::byte*>(row + kAhead * ld);
+  for (std::int64_t i = 0; i < count * std::int64_t{sizeof(T)}; i += kCacheLine)
+    __builtin_prefetch(ahead + i);
+}
+
 /// scores[t] = q . k[t] for a tile of keys.
 void score_keys(const HeadRows& k, const float* q, float* scores) {
   with_type(k.view->type, [&]<typename T>() {
     for (std::int64_t t = 0; t < k.tokens; ++t) {
       const T* row = k.row<T>(t);
+      look_ahead(row, k.dim, k.view->ld);
       Vec sum(0.0F);
       for_vectors(
           k.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
@@ -254,6 +279,7 @@ void add_columns(const HeadRows& v, const float* p, std::int64_t first, float* o
   for (int j = 0; j < kVecs; ++j) sums[j] = load(out + first + j * kLanes, kLanes);
   for (std::int64_t t = 0; t < v.tokens; ++t) {
     const T* row = v.row<T>(t) + first;
+    look_ahead(row, kVecs * kLanes, v.view->ld);
     for (int j = 0; j < kVecs; ++j)
       sums[j] = fmadd(Vec(p[t]), load(row + j * kLanes, count(j)), sums[j]);
   }
@@ -273,8 +299,9 @@ void add_values(const HeadRows& v, const float* p, float* out) {
 /// A single query, as a sequence that is generated has them: keys and values are read once, from
 /// where they are, and not packed for others.
 void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardScratch& x) {
-  const KeyPart part = part_of(a);
-  const std::int64_t query = first_query_of(a), dim = a.shape.head_dim,
+  const SampleKeys of(a, unit.sample);
+  const KeyPart& part = of.part;
+  const std::int64_t query = of.first_query, dim = a.shape.head_dim,
                      kv_head = a.shape.kv_head_of(unit.head);
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   const Range document = part.document_of(documents, unit.sample, query);
@@ -283,25 +310,27 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
   for (std::int64_t s = seen.begin; s < seen.end; s += kTile) {
     const std::int64_t count = at_most(kTile, seen.end - s);
     const int vecs = static_cast<int>(ceil_div(count, kLanes));
-    score_keys({&a.k, unit.sample, s, count, kv_head, dim}, x.q, x.scores);
+    score_keys({&a.k, of.sample, s, count, kv_head, dim}, x.q, x.scores);
     for (std::int64_t t = count; t < vecs * kLanes; ++t) x.scores[t] = 0;
     if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, a.shape.soft_cap, nullptr);
     mask_row(x.scores, {0, count}, vecs);
     softmax_row(x.scores, vecs, x.dims.v, {x.out, x.max[0], x.sum[0]});
-    add_values({&a.v, unit.sample, s, count, kv_head, a.shape.values()}, x.scores, x.out);
+    add_values({&a.v, of.sample, s, count, kv_head, a.shape.values()}, x.scores, x.out);
   }
 }
 
 /// All queries of a unit, document by document.
 void forward_queries(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
                      const ForwardScratch& x) {
-  const std::int64_t rows = unit.t.count(), first_query = first_query_of(a) + unit.t.begin;
-  const TileDropout drop{a.dropout, rule, unit.sample, unit.head, part_of(a)};
+  const SampleKeys of(a, unit.sample);
+  const std::int64_t rows = unit.t.count(), first_query = of.first_query + unit.t.begin;
+  const TileDropout drop{a.dropout, rule, unit.sample, unit.head, of.part};
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   for (std::int64_t i = 0; i < rows;) {
     const Range document = drop.part.document_of(documents, unit.sample, first_query + i);
     const std::int64_t end = at_most(rows, document.end - first_query);
-    forward_document(a, drop, unit, {i, end}, document, x);
+    if (end <= i) return;  // padding
+    forward_document(a, drop, unit, of, {i, end}, document, x);
     i = end;
   }
 }

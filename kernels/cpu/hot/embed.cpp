@@ -10,6 +10,8 @@ namespace {
 template <typename Operation>
 std::int64_t position_of(const Operation& a, std::int64_t r, std::int64_t tokens) {
   const std::int64_t t = a.first_position + r % tokens;
+  if (const auto* cached = reinterpret_cast<const CachedSample*>(a.cached.data); cached != nullptr)
+    return kernels::position_of(cached[r / tokens], t);
   if (a.documents.data == nullptr) return t;
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   return t - document_of(documents, r / tokens, t, a.documents.shape[1]).begin;

@@ -52,7 +52,7 @@ void rope(const Rope& a, const float* turns, Range rows) {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const std::int64_t t = r % tokens;
       const std::int64_t begin = document_of(documents, r / tokens, t, tokens).begin;
-      const float* cosine = turns + (t - begin) * turned;
+      const float* cosine = turns + (a.cached.data != nullptr ? r : t - begin) * turned;
       for (std::int64_t h = 0; h < heads; ++h) {
         T* columns = row_of<T>(a.x, r) + h * a.head_dim + a.first_column;
         if (a.pairs == RopePairs::halves) {

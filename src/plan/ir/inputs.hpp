@@ -131,6 +131,13 @@ struct PolicyInputs {
   bool drawn_before = false;                 // by a model that has been updated since
 };
 
+/// What generation keeps of sequences that it goes on with.
+struct CacheInputs {
+  std::int64_t slots = 0;  // sequences of a data rank
+  std::int64_t room = 0;   // tokens of each
+  bool latents = false;    // of which keys and values are made, in their place
+};
+
 /// A micro-batch as a rank has it: sequences, or chunks of sequences, of so many tokens.
 struct MicroBatchRows {
   std::int64_t batch = 0, sequence = 0;
@@ -157,6 +164,7 @@ struct PlanInputs {
   std::uint64_t seed = 0;
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
   std::int64_t most_tallies = 0;               // of any of them
+  std::optional<CacheInputs> cache;            // where some of them are of generation
 
   /// What a rank has of a micro-batch of this shape.
   MicroBatchRows rows(const PlanShape& shape) const {

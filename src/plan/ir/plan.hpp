@@ -34,6 +34,7 @@ enum class BufferPurpose : std::uint8_t {
   errors,    // what rounding has lost (error feedback)
   snapshot,  // live as long as the run
   control,
+  cache,  // of sequences that are gone on with, in generation
   batch,
   gradients,
   activations,
@@ -143,6 +144,8 @@ struct LoadBatch {
   /// the whole sequences, and these (B, T, 2) i32 where positions count from, relative to each
   /// row's first token. Absent elsewhere.
   View positions;
+  /// In generation, as model::MicroBatch has them: (B, 4) i32 and, where T > 1, (B, T, 2) i32.
+  View cached, counted;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -152,7 +155,8 @@ struct LoadBatch {
     f(s.advantages, kernels::Access::write), f(s.weights, kernels::Access::write),
         f(s.drawn_losses, kernels::Access::write), f(s.reference_losses, kernels::Access::write),
         f(s.returns, kernels::Access::write), f(s.drawn_values, kernels::Access::write),
-        f(s.positions, kernels::Access::write);
+        f(s.positions, kernels::Access::write), f(s.cached, kernels::Access::write),
+        f(s.counted, kernels::Access::write);
   }
 };
 
@@ -198,9 +202,9 @@ struct Op {
   std::vector<OpId> waits;  // ops of other streams; set by the streams pass
 };
 
-/// What a plan is for, in the order of the state that it needs: evaluation needs parameters only. A
-/// flush is the update that the last step has left to do, and nothing else.
-enum class PlanPurpose : std::uint8_t { evaluate, flush, train, train_snapshot };
+/// What a plan is for, in the order of the state that it needs: generation and evaluation need
+/// parameters only. A flush is the update that the last step has left to do, and nothing else.
+enum class PlanPurpose : std::uint8_t { generate, evaluate, flush, train, train_snapshot };
 
 /// Whether momentum travels compressed in a step (optim::CompressedMomentum). The first such step
 /// gathers it before, so that every rank has all of it.
@@ -215,6 +219,8 @@ struct PlanShape {
   std::int64_t tallies = 0;                     // that the samples count in
   Compression compression = Compression::none;  // of a flush, in the step before
   bool of_targets = false;  // losses are of targets, also where samples are pairs
+  // In generation, of a data rank's caches: their slots, and tokens that each has room for.
+  std::int64_t slots = 0, room = 0;
   auto operator<=>(const PlanShape&) const = default;
 };
 
@@ -258,6 +264,9 @@ struct Plan {
   /// Part of the words, (kPreferenceStats, kExactSumWords): the sums of what PreferenceLoss says of
   /// pairs beside their losses. Absent where samples are no pairs.
   View preferences;
+  /// In generation the logits after each sample's last token, f32: (micro-batches, chunks x B,
+  /// outputs of a chunk), of all chunks, on every rank. Absent elsewhere.
+  View logits;
   /// (classes, classes) i64, counts of (target, prediction) over all ranks, of which each tensor
   /// rank counts the same: of an evaluation whose outputs are classes.
   View confusion;
@@ -390,6 +399,7 @@ struct tessera::EnumWords<tessera::plan::BufferPurpose> {
                                        std::pair{P::errors, "error feedback"},
                                        std::pair{P::snapshot, "snapshots"},
                                        std::pair{P::control, "control"},
+                                       std::pair{P::cache, "keys and values"},
                                        std::pair{P::batch, "batch"},
                                        std::pair{P::gradients, "gradients"},
                                        std::pair{P::activations, "activations"},

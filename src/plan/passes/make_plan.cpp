@@ -63,11 +63,12 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
                                 const std::vector<UnitState>& states) {
   Scheduled scheduled = schedule(plan, in, states);
   residency(plan, in, states, scheduled);
-  if (plan.shape.purpose != PlanPurpose::evaluate) {
+  if (plan.shape.purpose > PlanPurpose::evaluate) {
     const auto gradients = grad_reduce(plan, in, states, scheduled);
     optimizer_step(plan, in, states, gradients);
     return std::move(scheduled.batches);
   }
+  if (plan.shape.purpose == PlanPurpose::generate) return std::move(scheduled.batches);
   for (const View& words : {plan.words, plan.confusion}) {
     if (!words) continue;
     plan.ops.push_back({.kind = OpKind::norm,

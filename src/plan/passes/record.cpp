@@ -3,6 +3,7 @@
 #include <set>
 
 #include "model/adapters.hpp"
+#include "model/cached.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -90,6 +91,8 @@ class Recorder {
   }
   /// Of the layer's units.
   std::vector<model::UnitViews> parameters(const Flat& flat) const;
+  /// Of a block, by own chunk.
+  std::vector<model::KvCache> caches() const;
 
   const RecordKey& key_;
   const RecordInputs& in_;
@@ -108,7 +111,8 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
           device_, [this](model::Keep keep, std::int64_t bytes) { return allocate(keep, bytes); },
           in.compute, micro_batch(), tensor_region()) {
   device_.list = &recording_.forward;
-  recording_.first_made = local_weights(in.units.size());
+  recording_.first_made =
+      local_cache(in.units.size(), static_cast<std::size_t>(in.tensor.cut.own()));
   u_.reach = key.reach;
   u_.activations = in.activations;
   u_.operands = in.operands;
@@ -124,7 +128,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
         local(Local::preferences, DType::f32, {kernels::kPreferenceStats, in.micro / 2});
   }
   if (key.training) u_.scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
-  if (key.experts && in.tensor.cut.rank == 0)  // every tensor rank chooses alike
+  if (key.experts && !in.cache && in.tensor.cut.rank == 0)  // every tensor rank chooses alike
     u_.choices = local(Local::choices, DType::i64, {in.config.experts.count + 1});
   u_.training = key.training;
   u_.experts = in.experts;
@@ -154,6 +158,13 @@ model::MicroBatch Recorder::micro_batch() const {
   const auto of_drawn = [&](bool wanted, Local id) {
     return wanted ? local(id, DType::f32, {b * t}) : View{};
   };
+  if (in_.cache) {
+    return {.batch = b,
+            .sequence = t,
+            .tokens = local(Local::tokens, DType::i32, {b, t}),
+            .cached = local(Local::cached, DType::i32, {b, kernels::kCachedColumns}),
+            .counted = t > 1 ? local(Local::counted, DType::i32, {b, t, two}) : View{}};
+  }
   return {
       .batch = b,
       .sequence = t,
@@ -189,6 +200,20 @@ std::vector<model::UnitViews> Recorder::parameters(const Flat& flat) const {
   return views;
 }
 
+std::vector<model::KvCache> Recorder::caches() const {
+  std::vector<model::KvCache> all;
+  for (std::int64_t i = 0; i < in_.tensor.cut.own(); ++i) {
+    const auto [k, v] = model::cached_columns(in_.config, in_.tensor.cut, i, in_.cache->latents);
+    const BufferId first = local_cache(in_.units.size(), static_cast<std::size_t>(i));
+    const auto view = [&](BufferId id, std::int64_t columns) {
+      if (columns == 0) return View{};
+      return View(symbolic(id), in_.compute, {in_.cache->slots, in_.cache->room, columns});
+    };
+    all.push_back({.k = view(first, k), .v = view(first + 1, v)});
+  }
+  return all;
+}
+
 void Recorder::embed() {
   const auto weights = model::embed_weights(parameters(this->weights()));
   model::EmbedSaved saved;
@@ -205,6 +230,7 @@ void Recorder::block() {
   const auto weights = model::block_weights(units), grads = model::block_weights(unit_gradients);
   model::Adapters adapters(u_, in_.config.adapter, units, unit_gradients);
   u_.adapters = &adapters;
+  if (in_.cache) u_.caches = caches();
   model::BlockSaved saved;
   model::block_forward(u_, in_.config, weights, carry_, saved, recording_.out);
   if (key_.training) {
@@ -222,6 +248,13 @@ void Recorder::handover() {
 void Recorder::head() {
   const auto weights = model::head_weights(parameters(this->weights()));
   const model::MicroBatch& batch = u_.micro_batch();
+  if (in_.cache) {
+    const std::int64_t chunks = in_.tensor.cut.chunks,
+                       columns = ceil_div(in_.config.padded_outputs(), chunks);
+    return model::head_next_logits(
+        u_, in_.config, weights, carry_,
+        local(Local::logits, DType::f32, {chunks, batch.batch, columns}));
+  }
   const View losses =
       local(Local::losses, DType::f32, {in_.preference ? batch.batch : batch.targets.elements()});
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);

@@ -31,6 +31,9 @@ enum class Local : BufferId {
   reference_losses,
   returns,
   drawn_values,
+  cached,
+  counted,
+  logits,
   losses,
   scalars,
   confusion,
@@ -43,6 +46,10 @@ constexpr BufferId local_weights(std::size_t unit) {
   return static_cast<BufferId>(Local::first_unit) + 2 * static_cast<BufferId>(unit);
 }
 constexpr BufferId local_gradients(std::size_t unit) { return local_weights(unit) + 1; }
+/// Behind those of so many units, what a block's own chunks have in a cache: k, and behind it v.
+constexpr BufferId local_cache(std::size_t units, std::size_t chunk) {
+  return local_weights(units + chunk);
+}
 
 struct LocalBuffer {
   model::Keep keep = model::Keep::transient;
@@ -114,6 +121,7 @@ struct RecordInputs {
   model::TensorRegion tensor;                 // without run
   model::ExpertRegion experts;                // likewise
   model::ContextRegion context;               // likewise
+  std::optional<CacheInputs> cache;           // in generation
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;
 };

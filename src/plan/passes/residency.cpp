@@ -157,7 +157,7 @@ class Gathers {
       return converted(state, gather, r, stored);
     const bool in_blocks_of =
         in_.numerics.weight_blocks && in_.model.units[r.unit].traits.block > 0;
-    if (!in_blocks_of || plan_.shape.purpose == PlanPurpose::evaluate) return travel(gather, r);
+    if (!in_blocks_of || plan_.shape.purpose <= PlanPurpose::evaluate) return travel(gather, r);
     return in_blocks(state, gather, r, *in_.numerics.weight_blocks);
   }
 

@@ -51,7 +51,8 @@ class Scheduler {
         layers_(model_layers(in.model.units)),
         parts_(layer_parts(in)),
         rows_(in.rows(plan.shape)),
-        training_(plan.shape.purpose != PlanPurpose::evaluate) {}
+        training_(plan.shape.purpose > PlanPurpose::evaluate),
+        generates_(plan.shape.purpose == PlanPurpose::generate) {}
 
   Scheduled run() {
     for (std::size_t u = 0; u < states_.size(); ++u) {
@@ -63,10 +64,11 @@ class Scheduler {
                                  : -1);
     }
     for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
-    add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
+    if (!generates_)
+      add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
     if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
     if (plan_.confusion) add(OpKind::kernel, kernels::Fill{.out = plan_.confusion});
-    if (plan_.choices) add(OpKind::kernel, kernels::Fill{.out = plan_.choices});
+    if (plan_.choices && !generates_) add(OpKind::kernel, kernels::Fill{.out = plan_.choices});
     if (plan_.preferences) add(OpKind::kernel, kernels::Fill{.out = plan_.preferences});
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
@@ -77,6 +79,7 @@ class Scheduler {
       act(actions[i]);
       if (i == 0) plan_.ops.reserve(plan_.ops.size() * (actions.size() + 1));
     }
+    if (generates_) share_logits();
     return std::move(out_);
   }
 
@@ -121,7 +124,10 @@ class Scheduler {
                                    BufferPurpose::messages, n * size_of(in_.numerics.compute));
     return View(symbolic(id), in_.numerics.compute, {rows_.batch, t, in_.model.config.hidden});
   }
-  bool split_sequence() const { return in_.layout.split_sequence && in_.layout.mesh.tensor > 1; }
+  /// Of a single token there is nothing to split.
+  bool split_sequence() const {
+    return in_.layout.split_sequence && in_.layout.mesh.tensor > 1 && !generates_;
+  }
 
   void receive(const PipelineAction& a) {
     micro_batch_ = static_cast<std::int32_t>(a.micro_batch);
@@ -150,7 +156,9 @@ class Scheduler {
     return node(peer) != node(plan_.place.pipeline);
   }
   void send(Stream stream, const View& data, std::int64_t steps) {
-    const std::int64_t peer = stage(steps);
+    send_to(stream, data, stage(steps));
+  }
+  void send_to(Stream stream, const View& data, std::int64_t peer) {
     travel(OpKind::send, stream, comm::Send{.data = data, .peer = peer, .crosses = crosses(peer)});
   }
   void travel(OpKind kind, Stream stream, const comm::CollectiveCall& call) {
@@ -161,6 +169,21 @@ class Scheduler {
                          .visit = visit_,
                          .call = call,
                          .waits = {}});
+  }
+
+  /// All stages get what the last one has made.
+  void share_logits() {
+    const std::int64_t last = stages() - 1, rows = plan_.logits.extent(1);
+    for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) {
+      micro_batch_ = static_cast<std::int32_t>(k);
+      const View logits = plan_.logits.row_range(k * rows, rows);
+      if (plan_.place.pipeline != last) {
+        travel(OpKind::receive, Stream::receive_backward,
+               comm::Receive{.data = logits, .peer = last});
+        continue;
+      }
+      for (std::int64_t s = 0; s < last; ++s) send_to(Stream::send_backward, logits, s);
+    }
   }
 
   void act(const PipelineAction& a) {
@@ -182,8 +205,10 @@ class Scheduler {
 
   void forward(const PipelineAction& a, Range layers, Passage& p) {
     batch_ = out_.batches.at(static_cast<std::size_t>(a.micro_batch));
-    losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
-    preferences_ = all_preferences_.at(static_cast<std::size_t>(a.micro_batch));
+    if (!generates_) {
+      losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
+      preferences_ = all_preferences_.at(static_cast<std::size_t>(a.micro_batch));
+    }
     Flow flow{.resid = p.incoming, .pending = {}};
     for (std::int64_t l = layers.begin; l < layers.end; ++l)
       p.visits.push_back(forward(static_cast<std::size_t>(l), flow));
@@ -255,6 +280,12 @@ class Scheduler {
                                     BufferPurpose::batch, n * size_of(type)),
                          type, n);
     };
+    if (generates_) {
+      out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
+                              .cached = make("cached", DType::i32, b * kernels::kCachedColumns),
+                              .counted = t > 1 ? make("counted", DType::i32, 2 * b * t) : View{}});
+      return;
+    }
     out_.batches.push_back(
         {.tokens = make("tokens", DType::i32, b * t),
          .targets = make("targets", DType::i32, targets),
@@ -348,6 +379,7 @@ class Scheduler {
                           .tensor = tensor_region(),
                           .experts = expert_region(units),
                           .context = context_region(),
+                          .cache = generates_ ? in_.cache : std::nullopt,
                           .units = {},
                           .layouts = {}};
       for (std::size_t u : units) {
@@ -455,11 +487,12 @@ class Scheduler {
                       carry_gradient_wanted(static_cast<std::int64_t>(layer)), form_of(layer));
     bind_carry(v, flow);
     bind(v, Local::choices, choices_of(layer));
+    bind_generation(v, l);
     issue(v, v.recording->forward, layer);
     if (!is_head) {
       flow.resid = resolve(v, v.recording->out.resid);
       flow.pending = v.recording->out.pending ? resolve(v, v.recording->out.pending) : View{};
-    } else if (plan_.place.tensor == 0) {  // every tensor rank has all losses
+    } else if (!generates_ && plan_.place.tensor == 0) {  // every tensor rank has all losses
       add_up_losses();
     }
     return v;
@@ -516,6 +549,19 @@ class Scheduler {
     bind(v, Local::preferences, preferences_);
     bind(v, Local::scalars, plan_.scalars);
     bind(v, Local::confusion, plan_.confusion);
+  }
+  void bind_generation(Visit& v, const Layer& layer) {
+    if (!generates_) return;
+    bind(v, Local::cached, batch_.cached);
+    bind(v, Local::counted, batch_.counted);
+    const std::int64_t rows = plan_.logits.extent(1);
+    bind(v, Local::logits, plan_.logits.row_range(micro_batch_ * rows, rows));
+    const auto& caches = states_[layer.units.front()].caches;
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      const BufferId k = local_cache(layer.units.size(), i);
+      if (caches[i].k) v.bound[k] = caches[i].k;
+      if (caches[i].v) v.bound[k + 1] = caches[i].v;
+    }
   }
   static void bind(Visit& v, Local id, const View& view) {
     if (view) v.bound[static_cast<BufferId>(id)] = view;
@@ -597,7 +643,7 @@ class Scheduler {
   std::vector<Layer> layers_;
   std::vector<Range> parts_;
   MicroBatchRows rows_;
-  bool training_;
+  bool training_, generates_;
   Scheduled out_;
   std::map<RecordKey, Recording> recordings_;
   std::map<std::pair<std::int64_t, std::int64_t>, Passage>

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/exact_sum.hpp"
+#include "model/cached.hpp"
 #include "plan/ir/channels.hpp"
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/hops.hpp"
@@ -175,6 +176,46 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   }
 }
 
+/// Keys and values of a block's own chunks.
+std::vector<model::KvCache> block_caches(Plan& plan, const PlanInputs& in,
+                                         const std::string& name) {
+  const CacheInputs& cache = *in.cache;
+  const model::TensorCut cut = tensor_cut(in, plan.place);
+  std::vector<model::KvCache> caches;
+  for (std::int64_t i = 0; i < cut.own(); ++i) {
+    const auto add = [&](const char* what, std::int64_t columns) {
+      if (columns == 0) return View{};
+      return add_persistent(plan, fmt::format("{} {} of chunk {}", name, what, i),
+                            BufferPurpose::cache, in.numerics.compute,
+                            cache.slots * cache.room * columns)
+          .reshaped({cache.slots, cache.room, columns});
+    };
+    const auto [k, v] = model::cached_columns(in.model.config, cut, i, cache.latents);
+    const View keys = add(cache.latents ? "latents" : "keys", k);
+    caches.push_back({.k = keys, .v = add("values", v)});
+  }
+  return caches;
+}
+
+/// What generation keeps of sequences, and the logits that the host reads.
+void add_caches(Plan& plan, const PlanInputs& in, std::vector<UnitState>& states) {
+  for (const Layer& layer : model_layers(in.model.units)) {
+    UnitState& first = at(states, static_cast<std::int64_t>(layer.units.front()));
+    if (layer.kind == LayerKind::block && first.held)
+      first.caches = block_caches(plan, in, in.model.units[layer.units.front()].name);
+  }
+  const std::int64_t chunks = in.layout.tensor_chunks,
+                     columns = ceil_div(in.model.config.padded_outputs(), chunks);
+  const View logits = add_persistent(plan, "logits", BufferPurpose::control, DType::f32,
+                                     in.cache->slots * chunks * columns);
+  if (plan.shape.purpose != PlanPurpose::generate) return;
+  const std::int64_t rows = chunks * plan.shape.micro, all = plan.shape.micro_batches * rows;
+  TESSERA_CHECK(plan.shape.micro_batches * plan.shape.micro <= in.cache->slots,
+                "{} x {} sequences in {} slots", plan.shape.micro_batches, plan.shape.micro,
+                in.cache->slots);
+  plan.logits = logits.range(0, all * columns).reshaped({plan.shape.micro_batches, rows, columns});
+}
+
 /// How a unit is kept is possible.
 void check_storage(const PlanInputs& in, const model::UnitDesc& unit) {
   TESSERA_CHECK(!unit.traits.trained || !unit.traits.stored,
@@ -250,6 +291,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     for (std::size_t r = 0; r < rows.size(); ++r)
       plan.shares[u].kept.push_back(saved_of(rows[r], states[u], r).count());
   }
+  if (in.cache) add_caches(plan, in, states);
   if (const std::int64_t classes = in.model.config.head.labels;
       classes > 0 && !in.preference && plan.shape.purpose == PlanPurpose::evaluate) {
     // Behind all others, so that those are where they are in the plans without it.

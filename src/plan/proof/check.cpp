@@ -8,6 +8,7 @@
 #include "core/range_map.hpp"
 #include "plan/proof/error_feedback.hpp"
 #include "plan/proof/gathers.hpp"
+#include "plan/proof/generation.hpp"
 #include "plan/proof/gradient_blocks.hpp"
 #include "plan/proof/homes.hpp"
 #include "plan/proof/in_turn.hpp"
@@ -679,7 +680,8 @@ void check_published(const Plan& plan, const Homes& homes) {
     }
     const Buffer& home = plan.buffer(shard.buffer);
     if (!home.persistent || home.purpose == BufferPurpose::gradients ||
-        home.bytes == shard.bytes.count())
+        home.bytes == shard.bytes.count() ||
+        (plan.logits && shard.buffer == buffer_of(plan.logits)))
       continue;
     if (full.buffer != shard.buffer || full.bytes != Range{0, home.bytes})
       reject(plan, i, fmt::format("{} is changed, but never where it lives", home.name));
@@ -719,10 +721,14 @@ void check(const Plan& plan) {
   const Homes homes(plan);
   homes.check_versions();
   GatherCheck(plan, homes).run();
-  check_losses(plan, homes);
+  if (plan.shape.purpose == PlanPurpose::generate) {
+    check_generation(plan);
+  } else {
+    check_losses(plan, homes);
+  }
   check_published(plan, homes);
   check_tiles(plan);
-  if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();
+  if (plan.shape.purpose > PlanPurpose::evaluate) GradientCheck(plan, homes).run();
 }
 
 void check_together(std::span<const std::uint64_t> plan_hashes) {

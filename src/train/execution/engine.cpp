@@ -209,6 +209,29 @@ StepOutput Engine::run(const PreparedPlan& prepared, StepInput input,
   return output;
 }
 
+void Engine::generate(const PreparedPlan& prepared, const Executor::Loader& load,
+                      std::vector<float>& logits) {
+  if (inputs_.offload.updates()) settle();
+  high_water_ = plan::most_of(high_water_, prepared.bound.reach());
+  executor_->run(prepared.bound, {}, load);
+  const plan::Plan& plan = prepared.plan();
+  const std::int64_t chunks = inputs_.layout.tensor_chunks, micro = plan.shape.micro,
+                     samples = micro * plan.shape.micro_batches, room = plan.logits.cols(),
+                     all = inputs_.model.config.padded_outputs(),
+                     outputs = inputs_.model.config.outputs();
+  std::vector<float>& made = parts_of_logits_;
+  made.resize(static_cast<std::size_t>(plan.logits.elements()));
+  tier().read(prepared.bound.real(plan.logits).data, std::as_writable_bytes(std::span(made)));
+  logits.resize(static_cast<std::size_t>(samples * outputs));
+  for (std::int64_t row = 0; row < plan.logits.rows(); ++row) {  // (micro-batch, chunk, sample)
+    const std::int64_t chunk = row / micro % chunks,
+                       sample = row / (chunks * micro) * micro + row % micro;
+    const Range columns = intersect(even_part(all, chunk, chunks), {0, outputs});
+    std::copy_n(made.begin() + row * room, std::max<std::int64_t>(0, columns.count()),
+                logits.begin() + sample * outputs + columns.begin);
+  }
+}
+
 void Engine::settle() {
   const auto left = std::exchange(work_left_, std::nullopt);
   if (!left) return;

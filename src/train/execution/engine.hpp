@@ -87,6 +87,10 @@ class Engine {
   /// Runs the plan over this rank's part of a step, whose targets it counts.
   StepOutput run(const PreparedPlan& prepared, StepInput input, const data::StepTokens& tokens,
                  const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
+  /// Runs a plan of generation; `load` fills what it reads of each of its micro-batches. `logits`
+  /// become those after each sample's last token, (samples, outputs).
+  void generate(const PreparedPlan& prepared, const Executor::Loader& load,
+                std::vector<float>& logits);
   /// The memory of the device.
   memory::Tier& tier() { return *backend_.device_tier; }
   /// Where the plans' buffers are.
@@ -148,6 +152,7 @@ class Engine {
   std::int64_t in_use_before_ = 0, resident_before_ = 0;
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
+  std::vector<float> parts_of_logits_;  // of a pass, as its plan has them
   std::optional<ModelState> state_;
   std::optional<plan::PlanShape> work_left_;  // by the last step: what does it
   Groups groups_;  // they may know the arenas' memory: they end before it

@@ -3,34 +3,42 @@
 #include <algorithm>
 #include <exception>
 
+#include "core/error.hpp"
+
 namespace tessera::train {
 
-Completions::Completions(Generator& generator, SamplingRule rule, StopRule stop, bool log_p)
-    : generator_(generator),
+Completions::Completions(Decoder& decoder, SamplingRule rule, StopRule stop, bool log_p)
+    : decoder_(decoder),
       rule_(rule),
       stop_(std::move(stop)),
       log_p_(log_p),
-      sequences_(static_cast<std::size_t>(generator.slots())) {}
+      sequences_(static_cast<std::size_t>(decoder.slots())) {}
 
 std::int64_t Completions::free() const {
   return std::ranges::count(sequences_, false, &std::optional<Sequence>::has_value);
 }
 
-void Completions::add(std::uint64_t number, std::span<const std::int32_t> prompt) {
-  const auto place = std::ranges::find(sequences_, false, &std::optional<Sequence>::has_value);
-  TESSERA_CHECK(place != sequences_.end(), "all {} slots are in use", sequences_.size());
-  place->emplace().completion.number = number;
-  (*place)->seen.assign(prompt.begin(), prompt.end());
-  const std::int64_t slot = place - sequences_.begin();
-  draw(static_cast<std::size_t>(slot), generator_.advance(prompt, slot));
-  take(static_cast<std::size_t>(slot));
+void Completions::add(std::span<const Prompt> prompts) {
+  std::vector<Decoder::Prompt> begun;
+  for (const Prompt& prompt : prompts) {
+    const auto place = std::ranges::find(sequences_, false, &std::optional<Sequence>::has_value);
+    TESSERA_CHECK(place != sequences_.end(), "all {} slots are in use", sequences_.size());
+    place->emplace().completion.number = prompt.number;
+    (*place)->seen.assign(prompt.tokens.begin(), prompt.tokens.end());
+    begun.push_back({.slot = place - sequences_.begin(), .tokens = prompt.tokens});
+  }
+  decoder_.begin(begun, [&](std::size_t which, std::span<const float> logits) {
+    const auto slot = static_cast<std::size_t>(begun[which].slot);
+    draw(slot, logits);
+    take(slot);
+  });
 }
 
 void Completions::step() {
   std::vector<std::int32_t> last(sequences_.size(), -1);
   for (std::size_t slot = 0; slot < last.size(); ++slot)
     if (sequences_[slot]) last[slot] = sequences_[slot]->seen.back();
-  const std::span<const float> logits = generator_.advance_each(last);
+  const std::span<const float> logits = decoder_.advance_each(last);
   const std::size_t vocab = logits.size() / last.size();
   std::vector<std::exception_ptr> failed(last.size());
 #pragma omp parallel for schedule(dynamic)
@@ -63,7 +71,7 @@ void Completions::take(std::size_t slot) {
   Completion ended = std::move(sequences_[slot]->completion);
   ended.ending = *ending;
   sequences_[slot].reset();
-  generator_.forget(static_cast<std::int64_t>(slot));
+  decoder_.forget(static_cast<std::int64_t>(slot));
   done(std::move(ended));
 }
 
@@ -82,7 +90,7 @@ std::optional<Ending> Completions::ending_of(std::size_t slot) {
     made.text.resize(first);
     return Ending::stop;
   }
-  const bool full = generator_.length(static_cast<std::int64_t>(slot)) >= generator_.context();
+  const bool full = decoder_.length(static_cast<std::int64_t>(slot)) >= decoder_.context();
   if (std::ssize(made.tokens) == stop_.most || full) return Ending::length;
   return std::nullopt;
 }

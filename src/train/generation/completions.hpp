@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/enums.hpp"
-#include "train/generation/generator.hpp"
+#include "train/generation/decoder.hpp"
 #include "train/generation/sampling.hpp"
 
 namespace tessera::train {
@@ -34,20 +34,24 @@ struct Completion {
   Ending ending = Ending::length;
 };
 
-/// On one process. What becomes of a prompt depends on it, its number and how many slots there are
+/// What becomes of a prompt depends on it, its number and how many slots there are
 /// alone, to the bit, not on what is continued beside it; but for layers of experts, whose products
 /// have as many rows as tokens were routed to each.
 class Completions {
  public:
-  /// `log_p`: whether these are wanted. The generator outlives this.
-  Completions(Generator& generator, SamplingRule rule, StopRule stop, bool log_p);
+  /// `log_p`: whether these are wanted. The decoder outlives this.
+  Completions(Decoder& decoder, SamplingRule rule, StopRule stop, bool log_p);
 
   /// Prompts that can be added now.
   std::int64_t free() const;
-  bool idle() const { return free() == generator_.slots(); }
-  /// A prompt of at least one token, and at most so many as a slot can see. Calls done() at once
-  /// where the first token ends it.
-  void add(std::uint64_t number, std::span<const std::int32_t> prompt);
+  bool idle() const { return free() == decoder_.slots(); }
+  /// A prompt of at least one token, and at most so many as a slot can see.
+  struct Prompt {
+    std::uint64_t number = 0;
+    std::span<const std::int32_t> tokens;
+  };
+  /// At most so many as free(). Calls done() at once where the first token ends one.
+  void add(std::span<const Prompt> prompts);
   /// The next token of each.
   void step();
   /// Called for each that has ended; it adds none.
@@ -65,7 +69,7 @@ class Completions {
   /// Adds the text of its last token; whether that ends it.
   std::optional<Ending> ending_of(std::size_t slot);
 
-  Generator& generator_;
+  Decoder& decoder_;
   SamplingRule rule_;
   StopRule stop_;
   bool log_p_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/adapters.hpp"
+#include "model/cached.hpp"
 #include "train/generation/sampling.hpp"
 
 namespace tessera::train {
@@ -63,22 +64,11 @@ static std::int64_t capacity_of(const model::ModelConfig& config, const Generato
   return std::min(config.context, options.most.value_or(config.context));
 }
 
-/// Whether a cache has latents in the place of keys and values: where their matrices are used as
-/// they are, without adapters, and latents are no wider than the device's attention takes.
-static bool keeps_latents(const model::ModelConfig& config, std::span<const model::UnitDesc> units,
-                          const GeneratorOptions& options) {
-  if (!config.latent || config.latent.kv + config.latent.rope > options.most_head_dim) return false;
-  return std::ranges::none_of(units, [](const model::UnitDesc& unit) {
-    return unit.has_adapters() && (unit.has("attention.k" + std::string(model::kAdapterA)) ||
-                                   unit.has("attention.v" + std::string(model::kAdapterA)));
-  });
-}
-
-/// Columns of a token's row of k, and of v, in a layer's cache.
-static std::pair<std::int64_t, std::int64_t> cached_columns(const model::ModelConfig& config,
-                                                            bool latents) {
-  if (latents) return {config.latent.kv + config.latent.rope, 0};
-  return {config.kv_heads * config.head_dim, config.kv_heads * config.values()};
+static model::CachedColumns cached_columns(const model::ModelConfig& config,
+                                           std::span<const model::UnitDesc> units,
+                                           const GeneratorOptions& options) {
+  return model::cached_columns(config, {}, 0,
+                               model::keeps_latents(config, units, options.most_head_dim));
 }
 
 GeneratorBytes generator_bytes(const model::ModelConfig& config, const GeneratorOptions& options) {
@@ -88,7 +78,7 @@ GeneratorBytes generator_bytes(const model::ModelConfig& config, const Generator
     const DType type = desc.traits.type.value_or(options.type);
     bytes += zero::unit_layout(desc, 1).padded * size_of(type);
   }
-  const auto [k, v] = cached_columns(config, keeps_latents(config, units, options));
+  const auto [k, v] = cached_columns(config, units, options);
   const std::int64_t cached =
       options.slots * capacity_of(config, options) * config.layers * (k + v);
   return {.model = bytes, .cache = cached * size_of(options.type)};
@@ -110,10 +100,11 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
     units_.push_back({&desc, zero::parameter_views(desc, layout, flats_.back())});
   }
   set_parameters(parameters, [](const model::ParamDesc&) { return true; });
-  const auto [k, v] = cached_columns(config, keeps_latents(config, descs_, options));
+  const auto [k, v] = cached_columns(config, descs_, options);
   const auto cache = [&](std::int64_t columns) {
     return columns > 0 ? make(type_, {options.slots, context_, columns}) : View{};
   };
+  cached_ = make(DType::i32, {options.slots, kernels::kCachedColumns});
   for (std::int64_t l = 0; l < config.layers; ++l)
     caches_.push_back({.k = cache(k), .v = cache(v)});
 }
@@ -140,12 +131,15 @@ model::UnitContext Generator::context_of(const model::MicroBatch& batch) {
 }
 
 model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
-                                       std::span<const model::CachedTokens> cached) {
+                                       std::span<const kernels::CachedSample> cached) {
   const std::int64_t batch = std::ssize(cached), each = std::ssize(tokens) / batch;
-  for (const model::CachedTokens& sequence : cached) {
-    TESSERA_CHECK(each > 0 && sequence.tokens + each <= context_, "{} tokens after {} of {}", each,
-                  sequence.tokens, context_);
+  bool begins = true;
+  for (const kernels::CachedSample& sequence : cached) {
+    TESSERA_CHECK(each > 0 && sequence.before + sequence.count <= context_,
+                  "{} tokens after {} of {}", sequence.count, sequence.before, context_);
+    begins = begins && sequence.before == 0;
   }
+  tier_.write(cached_.data, std::as_bytes(cached));
   next_turn();
   View ids(nullptr, DType::i32, {batch, each});
   ids.data = scratch_[turn_].take(ids.span_bytes());
@@ -155,7 +149,8 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
                                      .tokens = ids,
                                      .targets = {},
                                      .samples = {},
-                                     .cached = cached});
+                                     .cached = cached_.row_range(0, batch),
+                                     .begins = begins});
   model::Carry carry;
   model::EmbedSaved saved;
   model::embed_forward(u, config_, model::embed_weights(units_), saved, carry);
@@ -169,7 +164,7 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
     model::Adapters adapters(u, config_.adapter, block);
     u.adapters = adapted_ ? &adapters : nullptr;
     u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
-    u.cache = &caches_[layer++];
+    u.caches = {caches_[layer++]};
     next_turn();
     model::BlockSaved unused;
     model::Carry next;
@@ -200,17 +195,28 @@ std::span<const float> Generator::logits_of(std::int64_t sequences, const model:
   return logits_;
 }
 
+kernels::CachedSample Generator::cached_of(std::int64_t slot, std::int64_t count) const {
+  return {.slot = static_cast<std::int32_t>(slot),
+          .before = static_cast<std::int32_t>(count > 0 ? length(slot) : 0),
+          .count = static_cast<std::int32_t>(count)};
+}
+
 std::span<const float> Generator::advance(std::span<const std::int32_t> tokens, std::int64_t slot) {
   const std::int64_t count = std::ssize(tokens);
-  const model::CachedTokens cached{.slot = slot, .tokens = length(slot)};
+  const kernels::CachedSample cached = cached_of(slot, count);
   const model::Carry carry = through_layers(tokens, std::span(&cached, 1));
   lengths_[static_cast<std::size_t>(slot)] += count;
   return logits_of(1, rows_of(carry, {count - 1, count}));  // only the last token's are asked for
 }
 
+void Generator::begin(std::span<const Prompt> prompts, const Begun& begun) {
+  for (std::size_t i = 0; i < prompts.size(); ++i)
+    begun(i, advance(prompts[i].tokens, prompts[i].slot));
+}
+
 model::Carry Generator::carry_of(std::span<const std::int32_t> tokens) {
   forget();
-  const model::CachedTokens cached;
+  const kernels::CachedSample cached = cached_of(0, std::ssize(tokens));
   return through_layers(tokens, std::span(&cached, 1));
 }
 
@@ -260,12 +266,12 @@ std::vector<float> Generator::values(std::span<const std::int32_t> tokens, std::
 std::span<const float> Generator::advance_each(std::span<const std::int32_t> tokens) {
   TESSERA_CHECK(std::ssize(tokens) == slots(), "{} tokens for {} slots", tokens.size(), slots());
   std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
-  std::vector<model::CachedTokens> cached;
+  std::vector<kernels::CachedSample> cached;
   for (std::int64_t slot = 0; slot < slots(); ++slot) {
     std::int32_t& id = ids[static_cast<std::size_t>(slot)];
     TESSERA_CHECK(id >= 0 || length(slot) == 0, "slot {} has {} tokens", slot, length(slot));
+    cached.push_back(cached_of(slot, id >= 0 ? 1 : 0));
     id = std::max(id, 0);
-    cached.push_back({.slot = slot, .tokens = length(slot)});
   }
   const model::Carry carry = through_layers(ids, cached);
   for (std::size_t i = 0; i < lengths_.size(); ++i) lengths_[i] += tokens[i] >= 0 ? 1 : 0;

@@ -13,6 +13,7 @@
 #include "memory/arena.hpp"
 #include "model/block.hpp"
 #include "model/ends.hpp"
+#include "train/generation/decoder.hpp"
 #include "train/state/model_state.hpp"
 #include "zero/unit_layout.hpp"
 
@@ -33,7 +34,7 @@ struct GeneratorBytes {
 };
 GeneratorBytes generator_bytes(const model::ModelConfig& config, const GeneratorOptions& options);
 
-class Generator {
+class Generator final : public Decoder {
  public:
   /// Holds the whole model, in the memory that the device computes in, and keys and values of each
   /// slot.
@@ -44,23 +45,18 @@ class Generator {
   void set_parameters(const ParameterSource& parameters,
                       const std::function<bool(const model::ParamDesc&)>& which);
 
-  /// Tokens that a slot can see.
-  std::int64_t context() const { return context_; }
-  std::int64_t slots() const { return std::ssize(lengths_); }
-  /// Tokens that a slot has seen.
-  std::int64_t length(std::int64_t slot = 0) const {
+  std::int64_t context() const override { return context_; }
+  std::int64_t slots() const override { return std::ssize(lengths_); }
+  std::int64_t length(std::int64_t slot = 0) const override {
     return lengths_[static_cast<std::size_t>(slot)];
   }
-  /// The slot begins anew.
-  void forget(std::int64_t slot = 0) { lengths_[static_cast<std::size_t>(slot)] = 0; }
+  void forget(std::int64_t slot = 0) override { lengths_[static_cast<std::size_t>(slot)] = 0; }
+  void begin(std::span<const Prompt> prompts, const Begun& begun) override;
 
   /// Appends tokens (at most context() in all) to a slot; returns the logits (vocab) after the last
   /// one. What a slot gets does not depend on the others, to the bit.
   std::span<const float> advance(std::span<const std::int32_t> tokens, std::int64_t slot = 0);
-  /// Appends to each slot its token, and returns the logits after it, (slots, vocab). A token below
-  /// 0: the slot, which is empty, stays so, and its logits mean nothing. Products have the rows of
-  /// all slots, however many of them are used, so that the bits of each are always the same.
-  std::span<const float> advance_each(std::span<const std::int32_t> tokens);
+  std::span<const float> advance_each(std::span<const std::int32_t> tokens) override;
   /// Forgets what the first slot has seen; returns the logits of a sample: (tokens, vocab), or
   /// (classes) where outputs are pooled.
   std::span<const float> whole(std::span<const std::int32_t> tokens);
@@ -83,7 +79,9 @@ class Generator {
   /// Sequences of equally many tokens, each behind what its slot has seen; and what the head reads
   /// of them.
   model::Carry through_layers(std::span<const std::int32_t> tokens,
-                              std::span<const model::CachedTokens> cached);
+                              std::span<const kernels::CachedSample> cached);
+  /// A slot, of whose next tokens there are so many.
+  kernels::CachedSample cached_of(std::int64_t slot, std::int64_t count) const;
   /// The same of one sample from its beginning; forgets what the first slot has seen.
   model::Carry carry_of(std::span<const std::int32_t> tokens);
   /// These rows of a sequence's.
@@ -100,6 +98,7 @@ class Generator {
   std::vector<View> flats_;  // of each unit
   std::vector<model::UnitViews> units_;
   std::vector<model::KvCache> caches_;  // of each layer
+  View cached_;                         // (slots, 4), of the call under way
   std::vector<std::int64_t> lengths_;   // of each slot
   bool adapted_ = true;                 // whether adapters count
   std::vector<float> logits_;

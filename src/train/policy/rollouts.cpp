@@ -99,8 +99,11 @@ std::vector<Rollouts::Answer> Rollouts::draw(std::int64_t first, std::int64_t co
   const std::int64_t ranks = run_.control.size();
   std::int64_t next = first + run_.control.rank();
   while (next < first + count || !completions.idle()) {
-    for (; next < first + count && completions.free() > 0; next += ranks)
-      completions.add(static_cast<std::uint64_t>(next), prompt_of(next).tokens);
+    for (; next < first + count && completions.free() > 0; next += ranks) {
+      const Completions::Prompt prompt{.number = static_cast<std::uint64_t>(next),
+                                       .tokens = prompt_of(next).tokens};
+      completions.add(std::span(&prompt, 1));
+    }
     if (!completions.idle()) completions.step();
   }
   std::ranges::sort(answers, {}, &Answer::number);

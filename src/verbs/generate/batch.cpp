@@ -10,6 +10,9 @@
 #include "core/hash.hpp"
 #include "core/terminal.hpp"
 #include "data/prompts.hpp"
+#include "io/finite.hpp"
+#include "setup/inputs.hpp"
+#include "verbs/generate/layout.hpp"
 #include "verbs/generate/prompts.hpp"
 #include "verbs/generate/results.hpp"
 
@@ -25,12 +28,22 @@ std::string to_text(const ordered_json& json) {
   return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-/// The source, whose values join a hash as they are read.
-train::ParameterSource hashed(const train::ParameterSource& source, std::uint64_t& hash) {
-  return [=, &hash](const model::ParamDesc& parameter, Range range, std::span<float> out) {
-    source(parameter, range, out);
-    hash = hash_bytes(std::as_bytes(out), hash);
-  };
+/// Of the first and last values of each parameter, by which models are told apart.
+std::uint64_t hash_of_values(const ModelSource& source) {
+  constexpr std::int64_t kValues = 1024;
+  std::uint64_t hash = 0;
+  std::vector<float> values;
+  for (const auto& unit : model::model_units(setup::model_config(source.model, source.task))) {
+    for (const model::ParamDesc& parameter : unit.params) {
+      const std::int64_t n = parameter.elements(), count = std::min(n, kValues);
+      values.resize(static_cast<std::size_t>(count));
+      for (const std::int64_t first : {std::int64_t{0}, n - count}) {
+        source.parameters(parameter, {first, first + count}, values);
+        hash = hash_bytes(std::as_bytes(std::span(values)), hash);
+      }
+    }
+  }
+  return hash;
 }
 
 std::uint64_t hash_of(std::span<const Prompt> prompts) {
@@ -57,6 +70,8 @@ ordered_json told_of(const GenerateOptions& o, const Speaker& speaker, std::uint
           {"batch", o.batch},
           {"stop", o.stop},
           {"log_probabilities", o.log_probabilities},
+          {"set", o.sets},
+          {"backend", o.backend ? enum_word(*o.backend) : "auto"},
           {"temperature", o.rule.temperature},
           {"top_k", o.rule.top_k},
           {"top_p", o.rule.top_p},
@@ -83,7 +98,7 @@ class Dealer {
     }
     if (count > 0) results_.append(lines, count);
   }
-  /// To ranks with so many free slots, by turns; empty where nothing is left.
+  /// To data ranks with so many free slots, by turns; empty where nothing is left.
   std::vector<std::vector<std::int64_t>> deal(std::vector<std::int64_t> free) {
     std::vector<std::vector<std::int64_t>> dealt(free.size());
     for (bool some = true; some;) {
@@ -105,18 +120,25 @@ class Dealer {
   std::map<std::int64_t, std::string> waiting_;  // for those before them
 };
 
-/// This rank's part, and on rank 0 what all make.
+/// This rank's part, and on rank 0 what all make. The ranks of one model have the same part, of
+/// which the first hands in what was made.
 class Batch {
  public:
   Batch(const GenerateOptions& o, const comm::Control& control, std::span<const Prompt> prompts,
-        train::Completions& completions, Results* results)
-      : o_(o), control_(control), prompts_(prompts), completions_(completions) {
+        train::EngineDecoder& decoder, const MeshPlace& place, train::Completions& completions,
+        Results* results)
+      : o_(o),
+        control_(control),
+        prompts_(prompts),
+        decoder_(decoder),
+        place_(place),
+        completions_(completions) {
     if (results != nullptr) dealer_.emplace(*results, total());
     completions_.done = [this](train::Completion&& made) { keep(std::move(made)); };
   }
 
   std::int64_t total() const { return std::ssize(prompts_) * o_.samples; }
-  std::int64_t tokens() const { return tokens_; }
+  std::int64_t tokens() const { return hands_in() ? tokens_ : 0; }
 
   void run() {
     ProgressLine progress("generate", ProgressLine::Unit::things,
@@ -125,18 +147,47 @@ class Batch {
       const ordered_json dealt = exchange();
       if (dealer_) progress.at(dealer_->done(), total());
       if (dealt.is_null()) return;
-      control_.together([&] {
-        for (const std::int64_t number : dealt[static_cast<std::size_t>(control_.rank())]) {
-          const auto prompt = static_cast<std::size_t>(number / o_.samples);
-          completions_.add(static_cast<std::uint64_t>(number), prompts_[prompt].tokens);
-        }
-        for (int i = 0; i < kSteps && !completions_.idle(); ++i) completions_.step();
-      });
+      control_.together([&] { go_on(dealt); });
     }
   }
 
  private:
+  bool hands_in() const { return place_.tensor == 0 && place_.pipeline == 0; }
+  std::span<const std::int32_t> prompt_of(std::int64_t number) const {
+    return prompts_[static_cast<std::size_t>(number / o_.samples)].tokens;
+  }
+  /// Passes that the data rank with most of them makes of the prompts that it got.
+  std::int64_t most_passes(const ordered_json& dealt) const {
+    std::int64_t most = 0;
+    for (const ordered_json& numbers : dealt) {
+      std::vector<std::int64_t> lengths;
+      for (const std::int64_t number : numbers) lengths.push_back(std::ssize(prompt_of(number)));
+      most = std::max(most, decoder_.passes_of(lengths));
+    }
+    return most;
+  }
+  /// What was dealt begins, and each sequence gets some tokens. Where ranks make their passes in
+  /// step, as many are made whatever happens to this one's.
+  void go_on(const ordered_json& dealt) {
+    const std::int64_t passes = decoder_.passed() + most_passes(dealt) + kSteps;
+    std::exception_ptr failed;
+    try {
+      std::vector<train::Completions::Prompt> begun;
+      for (const std::int64_t number : dealt[static_cast<std::size_t>(place_.data)])
+        begun.push_back(
+            {.number = static_cast<std::uint64_t>(number), .tokens = prompt_of(number)});
+      completions_.add(begun);
+      for (int i = 0; i < kSteps && !completions_.idle(); ++i) completions_.step();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    while (decoder_.in_step() && decoder_.passed() < passes) decoder_.idle();
+    if (failed) std::rethrow_exception(failed);
+  }
+
   void keep(train::Completion&& made) {
+    tokens_ += std::ssize(made.tokens);
+    if (!hands_in()) return;
     const auto number = static_cast<std::int64_t>(made.number);
     ordered_json line{{"index", number / o_.samples}};
     if (o_.samples > 1) line["sample"] = number % o_.samples;
@@ -148,13 +199,16 @@ class Batch {
       line["token_ids"] = made.tokens;
       line["log_probabilities"] = made.log_p;
     }
-    tokens_ += std::ssize(made.tokens);
     made_.push_back({number, to_text(line)});
   }
 
-  /// Hands in what was made since; returns the numbers that each rank gets, or null at the end.
+  /// Hands in what was made since; returns the numbers that each data rank gets, or null at the
+  /// end.
   ordered_json exchange() {
-    const std::string own = to_text({{"free", completions_.free()}, {"made", made_}});
+    const std::string own =
+        hands_in()
+            ? to_text({{"data_rank", place_.data}, {"free", completions_.free()}, {"made", made_}})
+            : "";
     made_ = ordered_json::array();
     const std::vector<std::string> all = control_.gather(own);
     std::string dealt;
@@ -165,19 +219,24 @@ class Batch {
   }
 
   std::string deal(std::span<const std::string> all) {
-    std::vector<std::int64_t> free;
+    std::map<std::int64_t, std::int64_t> by_rank;
     for (const std::string& text : all) {
+      if (text.empty()) continue;
       const auto of_rank = ordered_json::parse(text);
-      free.push_back(of_rank["free"]);
+      by_rank[of_rank["data_rank"]] = of_rank["free"];
       for (const auto& made : of_rank["made"]) dealer_->collect(made[0], made[1]);
     }
     if (dealer_->finished()) return "null";
+    std::vector<std::int64_t> free;
+    for (const auto& [rank, slots] : by_rank) free.push_back(slots);
     return to_text(dealer_->deal(std::move(free)));
   }
 
   const GenerateOptions& o_;
   const comm::Control& control_;
   std::span<const Prompt> prompts_;
+  train::EngineDecoder& decoder_;
+  MeshPlace place_;
   train::Completions& completions_;
   std::optional<Dealer> dealer_;               // of rank 0
   ordered_json made_ = ordered_json::array();  // [number, line] of each
@@ -195,43 +254,73 @@ train::StopRule stop_rule(const GenerateOptions& o, const Speaker& speaker) {
 }
 
 void report(const GenerateOptions& o, std::int64_t completions, double tokens, double seconds) {
-  fmt::print("{}: {}, {} in {:.1f} s ({:.0f} tokens/s)\n", printable(o.out.string()),
+  fmt::print("{}: {}, {} in {:.2f} s ({:.0f} tokens/s)\n", printable(o.out.string()),
              count_text(completions, "completion"),
              count_text(static_cast<std::int64_t>(tokens), "token"), seconds, tokens / seconds);
 }
 
 }  // namespace
 
-ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const comm::Control& control,
-                          const OwnMachine& machine) {
+/// Reads the parameters that a rank keeps.
+static void load(const GenerateOptions& o, const ModelSource& source, const comm::Control& control,
+                 train::Engine& engine) {
+  ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(control.rank()));
+  std::int64_t done = 0;
+  const auto bad = engine.state().set_parameters(
+      [&](const model::ParamDesc& parameter, Range range, std::span<float> out) {
+        source.parameters(parameter, range, out);
+        progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
+      });
+  if (bad && o.finite) {
+    throw io::non_finite_error(fmt::format("{}: {}{}", source.name, bad->parameter, bad->index),
+                               bad->value, bad->type, "--allow-non-finite");
+  }
+}
+
+ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const train::Job& job) {
+  const comm::Control& control = job.control;
   std::vector<Prompt> prompts;
-  std::int64_t most = 0;
-  std::uint64_t hash = 0;
-  std::optional<train::Generator> generator;
+  std::optional<deck::LoadedDeck> loaded;
+  std::optional<train::DecoderSize> size;
   std::optional<Results> results;
   control.together([&] {
     if (control.rank() == 0) Results::check_new(o.out);
+    loaded = generation_deck(o, speaker.source, control.size());
     const std::int64_t context = speaker.source.model.context;
     prompts = read_prompts(o, speaker, context);
+    std::int64_t most = 1;
     for (const Prompt& prompt : prompts)
       most = std::max(most, std::min(context, std::ssize(prompt.tokens) + o.tokens));
-    check_memory(o, speaker.source, machine, o.batch, most);
+    size = decoder_size(o, loaded->deck, most);
   });
-  control.together([&] {
-    if (control.rank() == 0) speaker.source.parameters = hashed(speaker.source.parameters, hash);
-    generator.emplace(make_generator(o, speaker, machine, o.batch, most));
-  });
+  const auto shapes = train::decoder_shapes(*size);
+  std::optional<train::Engine> made;
+  try {
+    made.emplace(*loaded, job, shapes, train::Hardware(loaded->deck, job, true));
+  } catch (Error& e) {
+    if (e.exit_code() == ExitCode::memory) {
+      e.add_context(
+          "a smaller --batch, fewer --tokens, --type bf16, and --set zero.stage=3, "
+          "parallel.tensor, offload.parameters or frozen.type need less");
+    }
+    throw;
+  }
+  train::Engine& engine = *made;
+  engine.tune(deck::run_directory(loaded->deck), false, [](const std::string&) {});
+  control.together([&] { load(o, speaker.source, control, engine); });
   control.together([&] {
     if (control.rank() != 0) return;
-    results.emplace(o.out, told_of(o, speaker, hash, hash_of(prompts)),
+    results.emplace(o.out, told_of(o, speaker, hash_of_values(speaker.source), hash_of(prompts)),
                     std::ssize(prompts) * o.samples);
     if (results->lines() == 0) return;
     tell(fmt::format("going on after {} of {}\n", results->lines(),
                      count_text(std::ssize(prompts) * o.samples, "completion")));
   });
   const std::int64_t before = results ? results->lines() : 0;
-  train::Completions completions(*generator, o.rule, stop_rule(o, speaker), o.log_probabilities);
-  Batch batch(o, control, prompts, completions, results ? &*results : nullptr);
+  train::EngineDecoder decoder(engine, job, *size);
+  train::Completions completions(decoder, o.rule, stop_rule(o, speaker), o.log_probabilities);
+  Batch batch(o, control, prompts, decoder, engine.place(), completions,
+              results ? &*results : nullptr);
   const auto begin = SteadyClock::now();
   batch.run();
   const double tokens = control.sum(static_cast<double>(batch.tokens()));

@@ -13,6 +13,7 @@
 #include "io/tokenizer_json.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
+#include "train/generation/generator.hpp"
 #include "verbs/bounds.hpp"
 #include "verbs/generate/batch.hpp"
 #include "verbs/verb.hpp"
@@ -30,39 +31,26 @@ std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speake
       speaker.source.name, id, speaker.source.model.vocab, o.tokenizer, speaker.tokenizer.vocab()));
 }
 
-static train::GeneratorOptions options_of(const GenerateOptions& o, const OwnMachine& machine,
-                                          std::int64_t slots, std::int64_t most) {
-  return {.type = o.type,
-          .slots = slots,
-          .most = most,
-          .most_head_dim = backend::most_head_dim(machine.backend.kind)};
-}
-
-void check_memory(const GenerateOptions& o, const ModelSource& source, const OwnMachine& machine,
-                  std::int64_t slots, std::int64_t most) {
-  if (!machine.backend.device_tier->of_host()) return;
-  const model::ModelConfig config = setup::model_config(source.model, source.task);
-  const train::GeneratorOptions options = options_of(o, machine, slots, most);
-  const std::int64_t processes = machine.processes;
+/// The model in memory, with room for a sequence of `most` tokens. MemoryError where the host's
+/// memory, if it is to be there, has not enough left.
+static train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
+                                       const backend::Backend& backend, std::int64_t most) {
+  const model::ModelConfig config = setup::model_config(speaker.source.model, speaker.source.task);
+  const train::GeneratorOptions options{
+      .type = o.type, .most = most, .most_head_dim = backend::most_head_dim(backend.kind)};
+  memory::Tier& tier = *backend.device_tier;
   const auto [model, cache] = train::generator_bytes(config, options);
   const std::int64_t free = memory::available_bytes();
-  if (model + cache <= free / processes) return;
-  throw MemoryError(fmt::format(
-      "a rank needs {} for the model and {} for keys and values of {} of {}, but this node has {} "
-      "left for {}: use a smaller --batch, fewer --tokens, --type bf16 or f16, or fewer ranks a "
-      "node",
-      human_bytes(model), human_bytes(cache), count_text(options.slots, "sequence"),
-      count_text(options.most.value_or(config.context), "token"), human_bytes(free),
-      count_text(processes, "rank")));
-}
-
-train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
-                                const OwnMachine& machine, std::int64_t slots, std::int64_t most) {
-  const model::ModelConfig config = setup::model_config(speaker.source.model, speaker.source.task);
-  const train::GeneratorOptions options = options_of(o, machine, slots, most);
-  memory::Tier& tier = *machine.backend.device_tier;
-  ProgressLine progress("loading", ProgressLine::Unit::bytes, Screen::terminal(machine.rank));
-  return {config, *machine.backend.device, tier, tell_progress(speaker.source, progress), options};
+  if (tier.of_host() && model + cache > free) {
+    throw MemoryError(fmt::format(
+        "{} are needed for the model and {} for keys and values of {}, but this node has {} left: "
+        "use fewer --tokens, --type bf16 or f16, or a file of --prompts, for which ranks can "
+        "divide "
+        "the model, or have it on disks",
+        human_bytes(model), human_bytes(cache), count_text(most, "token"), human_bytes(free)));
+  }
+  ProgressLine progress("loading", ProgressLine::Unit::bytes);
+  return {config, *backend.device, tier, tell_progress(speaker.source, progress), options};
 }
 
 namespace {
@@ -142,17 +130,6 @@ Speaker open_speaker(const GenerateOptions& o) {
   return {std::move(source), std::move(tokenizer), std::move(chat)};
 }
 
-int start_threads(int cores) {
-  const int threads = setup::thread_count({}, cores);
-  setup::use_threads(threads);
-  return threads;
-}
-
-backend::Settings backend_settings(const GenerateOptions& o, int threads) {
-  return {
-      .kind = o.backend.value_or(deck::Backend::automatic), .threads = threads, .few_rows = true};
-}
-
 /// --prompt: as one process, on the terminal.
 ExitCode run(const GenerateOptions& o) {
   if (!o.prompt) throw DeckError("give --prompt TEXT, or --prompts FILE and --out FILE");
@@ -169,11 +146,13 @@ ExitCode run(const GenerateOptions& o) {
     throw DeckError(fmt::format("--prompt has {}, more than the model's context of {}: shorten it",
                                 count_text(std::ssize(tokens), "token"), context));
   }
-  const int threads = start_threads(cores_each(std::array{own_cores()}));
-  const OwnMachine machine{.backend = backend::make_backend(backend_settings(o, threads), nullptr)};
-  const std::int64_t most = std::min(context, std::ssize(tokens) + o.tokens);
-  check_memory(o, speaker.source, machine, 1, most);
-  train::Generator generator = make_generator(o, speaker, machine, 1, most);
+  const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
+  setup::use_threads(threads);
+  const auto backend = backend::make_backend(
+      {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads, .few_rows = true},
+      nullptr);
+  train::Generator generator =
+      make_generator(o, speaker, backend, std::min(context, std::ssize(tokens) + o.tokens));
   fmt::print("{}", *o.prompt);
   continue_text(o, speaker, generator, std::move(tokens));
   return ExitCode::ok;
@@ -182,19 +161,11 @@ ExitCode run(const GenerateOptions& o) {
 /// --prompts.
 ExitCode run_on_ranks(const GenerateOptions& o, const train::Job& job) {
   std::optional<Speaker> speaker;
-  int threads = 0;
   job.control.together([&] {
     check_prompts(o);
     speaker.emplace(open_speaker(o));
-    threads = start_threads(job.mpi.cores());
   });
-  const backend::Ranks ranks{job.mpi, job.control};
-  const std::span<const int> nodes = job.mpi.node_of();
-  const int own = nodes[static_cast<std::size_t>(job.mpi.rank())];
-  const OwnMachine machine{.backend = backend::make_backend(backend_settings(o, threads), &ranks),
-                           .processes = std::ranges::count(nodes, own),
-                           .rank = job.mpi.rank()};
-  return continue_prompts(o, *speaker, job.control, machine);
+  return continue_prompts(o, *speaker, job);
 }
 
 void add_sampling(CLI::App& verb, train::SamplingRule& rule) {
@@ -241,10 +212,14 @@ void add_files(CLI::App& verb, GenerateOptions& o) {
   add("--samples", o.samples, "of --prompts: completions of each")
       ->capture_default_str()
       ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{1'000'000})));
-  add("--batch", o.batch, "of --prompts: sequences that a rank goes on with at once")
+  add("--batch", o.batch, "of --prompts: sequences that a data rank goes on with at once")
       ->capture_default_str()
       ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{4096})));
   add("--stop", o.stop, "of --prompts: a text at which a completion ends; may be given again")
+      ->allow_extra_args(false);
+  add("--set", o.sets,
+      "of --prompts: a deck's key of layout or memory, as zero.stage=3, parallel.tensor=2, "
+      "offload.parameters=\"nvme\" or frozen.type=\"nf4\"; may be given again")
       ->allow_extra_args(false);
   verb.add_flag("--log-probabilities", o.log_probabilities,
                 "of --prompts: also the ids of tokens, and log p of each under the model")

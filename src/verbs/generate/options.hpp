@@ -33,7 +33,8 @@ struct GenerateOptions {
   train::SamplingRule rule;
   DType type = DType::f32;
   std::optional<deck::Backend> backend;
-  bool finite = true;  // the weights must be
+  std::vector<std::string> sets;  // keys of a deck, of layout and memory
+  bool finite = true;             // the weights must be
   std::string weights;
 };
 
@@ -47,20 +48,5 @@ struct Speaker {
 /// The text of a token that the model drew. DataError where --tokenizer knows no such token, of a
 /// model that has no tokenizer of its own to compare with.
 std::string_view text_of(std::int32_t id, const GenerateOptions& o, const Speaker& speaker);
-
-/// What a process has to itself.
-struct OwnMachine {
-  backend::Backend backend;
-  std::int64_t processes = 1;  // with whom it shares its node's memory
-  int rank = 0;                // 0 shows progress
-};
-
-/// MemoryError where the host's memory, if the model is to be there, has not enough left for it and
-/// the keys and values of so many sequences of `most` tokens. Before any rank of the node loads it.
-void check_memory(const GenerateOptions& o, const ModelSource& source, const OwnMachine& machine,
-                  std::int64_t slots, std::int64_t most);
-/// The model in memory, with slots for `slots` sequences of `most` tokens.
-train::Generator make_generator(const GenerateOptions& o, const Speaker& speaker,
-                                const OwnMachine& machine, std::int64_t slots, std::int64_t most);
 
 }  // namespace tessera::verbs

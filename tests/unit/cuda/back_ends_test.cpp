@@ -609,18 +609,21 @@ TEST(CudaPlanner, AsksForTheScratchOfTheDevice) {
   const auto planner = make_cuda_planner();
   const auto device = tessera::test::make_cuda_test_device();
   const Tensor x(DType::bf16, {2, 300, 64}), table(DType::f32, {1000, 64}),
-      tokens(DType::i32, {2, 300}), d_weight(DType::f32, {4, 64});
+      tokens(DType::i32, {2, 300}), d_weight(DType::f32, {4, 64}),
+      cached(DType::i32, {2, kCachedColumns});
   const std::vector<KernelCall> calls = {
       Rope{.x = x.view(), .head_dim = 32},
+      Rope{.x = x.view(), .cached = cached.view(), .head_dim = 32},
       NormBackward{.sum = x.view(), .d_weight = d_weight.view(), .groups = 4},
       EmbedBackward{.tokens = tokens.view(), .d = x.view(), .d_token_table = table.view()},
       Fill{.out = x.view()}};
-  const std::int64_t bytes[] = {300 * 32 * 4, 2 * 4 * 10 * 64 * 4, (4 * 600 + 256) * 4, 0};
+  const std::int64_t bytes[] = {300 * 32 * 4, 2 * 300 * 32 * 4, 2 * 4 * 10 * 64 * 4,
+                                (4 * 600 + 256) * 4, 0};
   for (std::size_t i = 0; i < calls.size(); ++i) {
     EXPECT_EQ(planner->scratch_bytes(calls[i]), bytes[i]) << name_of(calls[i]);
     EXPECT_EQ(device->scratch_bytes(calls[i]), bytes[i]) << name_of(calls[i]);
   }
-  EXPECT_THROW(planner->run(calls[3]), InternalError);
+  EXPECT_THROW(planner->run(calls.back()), InternalError);
 }
 
 // Device memory cannot be looked into before a kernel runs, so a wrong token is seen in its row.

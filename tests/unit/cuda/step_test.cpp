@@ -8,15 +8,14 @@
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/device.hpp"
 #include "memory/cuda/cuda_tier.hpp"
+#include "streams/background.hpp"
 #include "streams/cuda/cuda_streams.hpp"
 #include "support/cuda_test_device.hpp"
 #include "support/models.hpp"
 #include "support/plan_run.hpp"
 #include "support/sanitized.hpp"
 #include "train/guards/non_finite.hpp"
-#ifdef TESSERA_REAL_CUDA
-#include "streams/background.hpp"
-#else
+#ifndef TESSERA_REAL_CUDA
 #include "support/emulator/products.hpp"
 #include "support/emulator/streams.hpp"
 #endif
@@ -56,11 +55,13 @@ struct Gpu {
   std::unique_ptr<kernels::Device> device =
       make_cuda_device(queue, libraries, kernels::cuda::ProductRules{});
 
-  std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape) {
+  std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape,
+                               std::vector<plan::Plan> others = {}) {
     return std::make_unique<PlanRun>(
         inputs, *device, plan::make_plan(inputs, shape, {}), train::self_groups(),
         std::make_unique<memory::CudaTier>(queue), std::make_unique<memory::PinnedTier>(),
-        std::make_unique<streams::CudaStreams>(queue, std::make_unique<HostTasks>()));
+        std::make_unique<streams::CudaStreams>(queue, std::make_unique<HostTasks>()),
+        std::move(others));
   }
 };
 
@@ -110,6 +111,88 @@ void expect_trained_as_on_the_cpu(const Setting& s) {
     if (i >= 10) off += std::abs(got[i] - want[i]) > 200 * u * (std::abs(want[i]) + 1e-2) ? 1 : 0;
   }
   EXPECT_LE(off, static_cast<int>(want.size() / 20)) << "most parameters are the same";
+}
+
+constexpr std::int64_t kSlots = 3, kRoom = 8, kPrompt = 4;
+plan::PlanShape generation(std::int64_t tokens) {
+  return {.purpose = plan::PlanPurpose::generate,
+          .sequence = tokens,
+          .micro = kSlots,
+          .micro_batches = 1,
+          .slots = kSlots,
+          .room = kRoom};
+}
+
+/// Logits of prompts of 4, 2 and no tokens, then after two tokens more of each of the former.
+std::vector<float> generate(PlanRun& run) {
+  run.state().set_parameters(test_values(11));
+  const auto pass = [&](std::size_t plan, std::array<std::int32_t, kSlots> before,
+                        std::array<std::int32_t, kSlots> count) {
+    return run.generate(plan, [&](std::int64_t, const plan::LoadBatch& views) {
+      const std::int64_t tokens = views.tokens.elements() / kSlots;
+      auto* sample = reinterpret_cast<kernels::CachedSample*>(views.cached.data);
+      for (std::size_t b = 0; b < kSlots; ++b) {
+        sample[b] = {.slot = static_cast<std::int32_t>(b), .before = before[b], .count = count[b]};
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          const std::int64_t at = static_cast<std::int64_t>(b) * tokens + t;
+          views.tokens.as<std::int32_t>()[at] =
+              static_cast<std::int32_t>((5 * at + before[b]) % 13);
+          if (!views.counted) continue;
+          auto* range = views.counted.as<std::int32_t>() + 2 * at;
+          const bool there = t < count[b] || count[b] == 0;
+          range[0] = there ? 0 : count[b];
+          range[1] = t < count[b] ? count[b] : static_cast<std::int32_t>(tokens);
+        }
+      }
+    });
+  };
+  std::vector<float> all = pass(0, {0, 0, 0}, {4, 2, 0});
+  for (const std::int32_t step : {0, 1}) {
+    const std::vector<float> more = pass(1, {4 + step, 2 + step, 0}, {1, 1, 0});
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+// Caches, positions and the last of a prompt's tokens.
+TEST(CudaStep, GeneratesAsTheCpuDoes) {
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    const auto logits = [&](kernels::Device& device, auto&& make) {
+      plan::PlanInputs in = inputs_of(s, device);
+      in.state_for = plan::PlanPurpose::generate;
+      in.cache = {.slots = kSlots, .room = kRoom};
+      std::vector<plan::Plan> others;
+      others.push_back(plan::make_plan(in, generation(1), {}));
+      const std::unique_ptr<PlanRun> run = make(in, std::move(others));
+      return generate(*run);
+    };
+    const auto cpu = kernels::make_cpu_device({});
+    const std::vector<float> want =
+        logits(*cpu, [&](const plan::PlanInputs& in, std::vector<plan::Plan> others) {
+          return std::make_unique<PlanRun>(
+              in, *cpu, plan::make_plan(in, generation(kPrompt), {}), train::self_groups(),
+              std::make_unique<streams::BackgroundStreams>(), std::move(others));
+        });
+    Gpu gpu;
+    const std::vector<float> got =
+        logits(*gpu.device, [&](const plan::PlanInputs& in, std::vector<plan::Plan> others) {
+          return gpu.run(in, generation(kPrompt), std::move(others));
+        });
+    ASSERT_EQ(got.size(), want.size());
+    float largest = 0;
+    for (const float x : want) largest = std::max(largest, std::abs(x));
+    EXPECT_GT(largest, 0.1);
+    // In f32 as of losses: sums of some 60 terms. In bf16 what is rounded counts: some six tensors
+    // of each of three layers, each by up to 2^-8 of numbers of that size, and as much of what came
+    // of keys that were rounded. The slot without tokens says nothing.
+    const float bound = (s.compute == DType::f32 ? 200 * 0x1p-24F : 40 * 0x1p-8F) * largest;
+    const std::size_t row = want.size() / (3 * kSlots);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      if (i / row % kSlots == kSlots - 1) continue;
+      EXPECT_NEAR(got[i], want[i], bound) << "logit " << i;
+    }
+  }
 }
 
 TEST(CudaStep, TrainsAsTheCpuDoes) {

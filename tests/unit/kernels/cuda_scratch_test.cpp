@@ -124,6 +124,9 @@ TEST(Sdpa, LeavesToTheOwnKernelWhatTheLibraryDoesNotDo) {
   EXPECT_FALSE(refused(call));
   call = good, call.q.ld += 4;
   EXPECT_TRUE(refused(call)) << "rows between vectors";
+  Attention cached = forward_of(good);
+  cached.cached = View(good.q.data, DType::i32, {2, kCachedColumns});
+  EXPECT_FALSE(sdpa_plan(cached)) << "a cache";
 }
 
 TEST(CudaScratch, DependsOnShapesOnly) {

@@ -1,5 +1,6 @@
 // Generation: the cache against a forward without one, slots beside each other, how tokens are
 // drawn, and how completions end.
+#include "train/generation/generator.hpp"
 #include "train/generation/completions.hpp"
 
 #include <gtest/gtest.h>
@@ -220,7 +221,8 @@ std::map<std::uint64_t, Completion> complete(Generator& generator, const Samplin
       std::vector<std::int32_t> prompt;
       for (std::uint64_t i = 0; i <= next % 4; ++i)
         prompt.push_back(static_cast<std::int32_t>(3 * next + 5 * i) % 20);
-      completions.add(next++, prompt);
+      const Completions::Prompt added{.number = next++, .tokens = prompt};
+      completions.add(std::span(&added, 1));
     }
     if (!completions.idle()) completions.step();
   }

@@ -1,0 +1,172 @@
+#include "train/generation/engine_decoder.hpp"
+
+#include <algorithm>
+
+#include "train/guards/leave.hpp"
+
+namespace tessera::train {
+namespace {
+
+/// Tokens of a prompt that go through the model in one pass: so many or, of those that are fewer,
+/// the next smaller number that has room for them.
+constexpr std::array<std::int64_t, 4> kPromptTokens = {16, 64, 256, 1024};
+/// Tokens of all prompts in one pass.
+constexpr std::int64_t kTokensOfAll = 4096;
+
+}  // namespace
+
+std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
+  const std::int64_t count = std::min(size.micro_batches, size.slots),
+                     micro = ceil_div(size.slots, count);
+  const plan::PlanShape each{.purpose = plan::PlanPurpose::generate,
+                             .sequence = 1,
+                             .micro = micro,
+                             .micro_batches = count,
+                             .slots = micro * count,
+                             .room = size.room};
+  std::vector<plan::PlanShape> shapes{each};
+  plan::PlanShape prompts = each;
+  if (size.prefill == Prefill::all) {
+    prompts.sequence = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2,
+                                                std::max<std::int64_t>(2, size.room));
+    shapes.push_back(prompts);
+    return shapes;
+  }
+  prompts.micro = prompts.micro_batches = 1;
+  for (const std::int64_t tokens : kPromptTokens) {
+    prompts.sequence = tokens;
+    shapes.push_back(prompts);
+    if (tokens >= size.room) break;
+  }
+  return shapes;
+}
+
+EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const DecoderSize& size)
+    : engine_(engine),
+      job_(job),
+      size_(size),
+      shapes_(decoder_shapes(size)),
+      lengths_(static_cast<std::size_t>(shapes_.front().slots)) {
+  TESSERA_CHECK(!in_step() || size.micro_batches == 1, "{} micro-batches of sequences, in step",
+                size.micro_batches);
+}
+
+bool EngineDecoder::in_step() const {
+  const plan::PlanInputs& in = engine_.inputs();
+  return in.layout.mesh.data > 1 && in.sharded().parameters;
+}
+
+const plan::PlanShape& EngineDecoder::shape_for(std::int64_t tokens) const {
+  const auto fits = std::find_if(shapes_.begin() + 1, shapes_.end(),
+                                 [&](const auto& shape) { return shape.sequence >= tokens; });
+  return fits == shapes_.end() ? shapes_.back() : *fits;
+}
+
+std::int64_t EngineDecoder::passes_of(std::span<const std::int64_t> lengths) const {
+  const std::int64_t most = shapes_.back().sequence;
+  if (lengths.empty()) return 0;
+  if (size_.prefill == Prefill::all) return ceil_div(std::ranges::max(lengths), most);
+  std::int64_t passes = 0;
+  for (const std::int64_t length : lengths) passes += ceil_div(length, most);
+  return passes;
+}
+
+void EngineDecoder::begin(std::span<const Prompt> prompts, const Begun& begun) {
+  if (size_.prefill == Prefill::all) return begin_all(prompts, begun);
+  for (std::size_t i = 0; i < prompts.size(); ++i) begin_one(i, prompts[i], begun);
+}
+
+void EngineDecoder::begin_one(std::size_t which, const Prompt& prompt, const Begun& begun) {
+  std::span<const std::int32_t> left = prompt.tokens;
+  while (!left.empty()) {
+    const plan::PlanShape& shape = shape_for(std::ssize(left));
+    const Next next{
+        .slot = prompt.slot,
+        .tokens = left.first(std::min(left.size(), static_cast<std::size_t>(shape.sequence))),
+        .all = std::ssize(left)};
+    left = left.subspan(next.tokens.size());
+    const std::span<const float> logits = pass(shape, std::span(&next, 1));
+    if (left.empty()) begun(which, logits);
+  }
+}
+
+void EngineDecoder::begin_all(std::span<const Prompt> prompts, const Begun& begun) {
+  const plan::PlanShape& shape = shapes_.back();
+  const auto most = static_cast<std::size_t>(shape.sequence);
+  for (std::size_t first = 0;; first += most) {
+    std::vector<Next> next(lengths_.size());
+    for (std::size_t slot = 0; slot < next.size(); ++slot)
+      next[slot].slot = static_cast<std::int64_t>(slot);
+    std::vector<std::size_t> ended;
+    bool some = false;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      const std::span<const std::int32_t> tokens = prompts[i].tokens;
+      if (tokens.size() <= first) continue;
+      some = true;
+      Next& own = at(next, prompts[i].slot);
+      own.tokens = tokens.subspan(first, std::min(most, tokens.size() - first));
+      own.all = static_cast<std::int64_t>(tokens.size() - first);
+      if (tokens.size() <= first + most) ended.push_back(i);
+    }
+    if (!some) return;
+    const std::span<const float> logits = pass(shape, next);
+    const std::size_t outputs = logits.size() / next.size();
+    for (const std::size_t i : ended)
+      begun(i, logits.subspan(static_cast<std::size_t>(prompts[i].slot) * outputs, outputs));
+  }
+}
+
+std::span<const float> EngineDecoder::advance_each(std::span<const std::int32_t> tokens) {
+  TESSERA_CHECK(std::ssize(tokens) == slots(), "{} tokens for {} slots", tokens.size(), slots());
+  std::vector<Next> next;
+  for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
+    const std::size_t count = tokens[slot] >= 0 ? 1 : 0;
+    next.push_back({.slot = static_cast<std::int64_t>(slot),
+                    .tokens = tokens.subspan(slot, count),
+                    .all = static_cast<std::int64_t>(count)});
+  }
+  return pass(shapes_.front(), next);
+}
+
+void EngineDecoder::idle() {
+  std::vector<Next> none(lengths_.size());
+  for (std::size_t slot = 0; slot < none.size(); ++slot)
+    none[slot].slot = static_cast<std::int64_t>(slot);
+  pass(shapes_.front(), none);
+}
+
+std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,
+                                           std::span<const Next> next) {
+  TESSERA_CHECK(std::ssize(next) == shape.micro * shape.micro_batches, "{} sequences of {} x {}",
+                next.size(), shape.micro_batches, shape.micro);
+  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
+    auto* ids = views.tokens.as<std::int32_t>();
+    auto* cached = reinterpret_cast<kernels::CachedSample*>(views.cached.data);
+    auto* counted = views.counted ? views.counted.as<std::int32_t>() : nullptr;
+    std::fill_n(ids, views.tokens.elements(), 0);
+    for (std::int64_t b = 0; b < shape.micro; ++b) {
+      const auto& [slot, tokens, all] = at(next, k * shape.micro + b);
+      std::ranges::copy(tokens, ids + b * shape.sequence);
+      const auto count = static_cast<std::int32_t>(tokens.size());
+      TESSERA_CHECK(length(slot) + count <= size_.room, "{} tokens after {} of {}", count,
+                    length(slot), size_.room);
+      cached[b] = {.slot = static_cast<std::int32_t>(slot),
+                   .before = static_cast<std::int32_t>(count > 0 ? length(slot) : 0),
+                   .count = count,
+                   .tokens = static_cast<std::int32_t>(length(slot) + all)};
+      for (std::int64_t t = 0; counted != nullptr && t < shape.sequence; ++t, counted += 2) {
+        // Of a sequence without tokens all is padding.
+        const bool there = t < count || count == 0;
+        counted[0] = there ? 0 : count;
+        counted[1] = t < count ? count : static_cast<std::int32_t>(shape.sequence);
+      }
+    }
+  };
+  const auto run = [&] { engine_.generate(engine_.prepared(shape), load, logits_); };
+  job_.control.size() > 1 ? or_leave_alone(job_, {}, run) : run();
+  ++passed_;
+  for (const auto& [slot, tokens, all] : next) at(lengths_, slot) += std::ssize(tokens);
+  return logits_;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,76 @@
+// Sequences that the ranks of a job go on with together: a plan for every pass through the model,
+// as training has one for every step, on any layout, from parameters wherever they live.
+#pragma once
+
+#include <vector>
+
+#include "train/execution/engine.hpp"
+#include "train/generation/decoder.hpp"
+
+namespace tessera::train {
+
+/// How prompts go through the model.
+enum class Prefill : std::uint8_t {
+  one,  // one after another, each in as few passes as its tokens need
+  all,  // side by side, some tokens of each in every pass: where passes cost more than tokens, as
+        // they do where parameters come from elsewhere
+};
+
+struct DecoderSize {
+  std::int64_t slots = 0;  // of a data rank
+  std::int64_t room = 0;   // tokens of each
+  Prefill prefill = Prefill::one;
+  /// In which pipeline stages pass sequences on to each other; 1 where data ranks divide
+  /// parameters, so that all passes have the same gathers.
+  std::int64_t micro_batches = 1;
+};
+
+std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
+
+/// On every rank of the job. The ranks of one model (tensor ranks and pipeline stages) make the
+/// same calls with the same arguments, and get the same logits. Where data ranks divide parameters
+/// (in_step), they make as many passes, with sequences of their own.
+class EngineDecoder final : public Decoder {
+ public:
+  /// The engine has the plans of decoder_shapes(), and outlives this. What goes wrong within a
+  /// pass, other ranks wait for: this one leaves alone.
+  EngineDecoder(Engine& engine, const Job& job, const DecoderSize& size);
+
+  std::int64_t context() const override { return size_.room; }
+  std::int64_t slots() const override { return std::ssize(lengths_); }
+  std::int64_t length(std::int64_t slot) const override { return at(lengths_, slot); }
+  void forget(std::int64_t slot) override { at(lengths_, slot) = 0; }
+  void begin(std::span<const Prompt> prompts, const Begun& begun) override;
+  std::span<const float> advance_each(std::span<const std::int32_t> tokens) override;
+
+  bool in_step() const;
+  /// Passes that begin() makes of prompts of so many tokens; and that this rank has made.
+  std::int64_t passes_of(std::span<const std::int64_t> lengths) const;
+  std::int64_t passed() const { return passed_; }
+  /// A pass without sequences, for the sake of other ranks.
+  void idle();
+
+ private:
+  /// Of a sequence in a pass: its next tokens, and how many are known in all that it has not seen.
+  struct Next {
+    std::int64_t slot = 0;
+    std::span<const std::int32_t> tokens;
+    std::int64_t all = 0;
+  };
+  /// The smallest shape of prompts' passes with room for so many tokens, or the largest.
+  const plan::PlanShape& shape_for(std::int64_t tokens) const;
+  /// One pass, of as many sequences as the shape has.
+  std::span<const float> pass(const plan::PlanShape& shape, std::span<const Next> next);
+  void begin_one(std::size_t which, const Prompt& prompt, const Begun& begun);
+  void begin_all(std::span<const Prompt> prompts, const Begun& begun);
+
+  Engine& engine_;
+  const Job& job_;
+  DecoderSize size_;
+  std::vector<plan::PlanShape> shapes_;  // of single tokens, then of prompts, from small to large
+  std::vector<std::int64_t> lengths_;    // by slot
+  std::vector<float> logits_;
+  std::int64_t passed_ = 0;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,88 @@
+#include "verbs/generate/layout.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "deck/schema.hpp"
+#include "setup/products.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+/// What --set may set: sections, which end with a dot, and keys.
+constexpr std::array<std::string_view, 13> kKeys = {
+    "parallel.tensor", "parallel.pipeline", "parallel.placement", "parallel.ranks_per_node",
+    "zero.stage",      "zero.prefetch",     "offload.parameters", "offload.nvme",
+    "offload.ahead",   "offload.block",     "offload.depth",      "frozen.",
+    "memory."};
+constexpr std::array<std::string_view, 3> kRunKeys = {"run.threads", "run.reproducible",
+                                                      "run.reproducible_tensor"};
+
+bool is_of(std::string_view set, std::string_view key) {
+  set.remove_prefix(std::min(set.find_first_not_of(" \t"), set.size()));
+  if (key.ends_with('.')) return set.starts_with(key);
+  return set.starts_with(key) &&
+         set.substr(key.size()).find_first_not_of(" \t") != std::string_view::npos &&
+         set[set.find_first_not_of(" \t", key.size())] == '=';
+}
+
+void check_sets(std::span<const std::string> sets) {
+  for (const std::string& set : sets) {
+    const auto known = [&](std::string_view key) { return is_of(set, key); };
+    if (std::ranges::any_of(kKeys, known) || std::ranges::any_of(kRunKeys, known)) continue;
+    throw DeckError(fmt::format("--set {}: generation has no use for it; what it heeds is {}, {}",
+                                set, fmt::join(kKeys, ", "), fmt::join(kRunKeys, ", ")));
+  }
+}
+
+bool sets_key(std::span<const std::string> sets, std::string_view key) {
+  return std::ranges::any_of(sets, [&](const std::string& set) { return is_of(set, key); });
+}
+
+}  // namespace
+
+deck::LoadedDeck generation_deck(const GenerateOptions& o, const ModelSource& source,
+                                 std::int64_t ranks) {
+  check_sets(o.sets);
+  deck::Deck plain = deck::parse_deck(
+                         "run.steps = 1\nmodel.preset = \"gpt2_124m\"\ndata.train = [\"none\"]\n"
+                         "batch.micro = 1\nbatch.global = 1\noptimizer.lr = 1.0\n",
+                         source.name)
+                         .deck;
+  plain.model = source.model;
+  plain.model.frozen = {};
+  plain.batch.sequence = source.model.context;
+  plain.parallel.sequence = false;  // of a single token there is nothing to split
+  std::vector<std::string> sets{fmt::format("precision.compute=\"{}\"", to_string(o.type))};
+  if (o.backend) sets.push_back(fmt::format("run.backend=\"{}\"", enum_word(*o.backend)));
+  const bool codes = sets_key(o.sets, "frozen.type");
+  if (codes && !sets_key(o.sets, "frozen.layers") &&
+      source.model.adapter.kind == deck::AdapterKind::none)
+    sets.emplace_back("frozen.layers=[\"block.*\"]");
+  sets.insert(sets.end(), o.sets.begin(), o.sets.end());
+  deck::LoadedDeck loaded = deck::parse_deck(to_toml(plain), source.name, sets);
+  const auto& p = loaded.deck.parallel;
+  loaded.deck.batch.global = std::max<std::int64_t>(1, ranks / (p.tensor * p.pipeline));
+  setup::check_on_ranks(loaded, ranks);
+  const std::int64_t stage = loaded.deck.zero.stage;
+  if (stage == 1 || stage == 2) {
+    throw DeckError(fmt::format(
+        "zero.stage = {}: without an optimizer a rank has whole parameters (0) or shards (3)",
+        stage));
+  }
+  return loaded;
+}
+
+train::DecoderSize decoder_size(const GenerateOptions& o, const deck::Deck& deck,
+                                std::int64_t most) {
+  const bool layouts = deck.run.reproducible == deck::Reproducible::layout,
+             shards = deck.zero.stage == 3;
+  return {.slots = o.batch,
+          .room = most,
+          .prefill = layouts || deck.offload.parameters == deck::OffloadTier::none
+                         ? train::Prefill::one
+                         : train::Prefill::all,
+          .micro_batches = layouts || shards ? 1 : deck.parallel.pipeline};
+}
+
+}  // namespace tessera::verbs
