@@ -24,16 +24,16 @@ struct Rows {
 using Sums = float[kMostFewRows][kLanes];
 
 /// sums[first + r][column + c] = x[r] . w[c]: a chain of multiply-adds in each of 16 lanes, which
-/// are then added up, however many rows there are. `ahead` is read soon.
+/// are then added up, however many rows there are. Of w the rows `ahead` are read soon.
 template <int kRows, int kColumns, typename T>
-inline void dot_rows(Rows<const float> x, Rows<const T> w, std::int64_t k, const T* ahead,
-                     Sums& sums, std::int64_t first, std::int64_t column) {
+inline void dot_rows(Rows<const float> x, Rows<const T> w, std::int64_t k, Range ahead, Sums& sums,
+                     std::int64_t first, std::int64_t column) {
   Vec sum[kRows][kColumns];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kColumns; ++c) sum[r][c] = Vec(0.0F);
   for_vectors(
       k, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        __builtin_prefetch(ahead + i);
+        for (std::int64_t r = ahead.begin; r < ahead.end; ++r) __builtin_prefetch(w.row(r) + i);
         Vec factors[kColumns];
         for (int c = 0; c < kColumns; ++c) factors[c] = load(w.row(c) + i, count);
         for (int r = 0; r < kRows; ++r) {
@@ -45,22 +45,25 @@ inline void dot_rows(Rows<const float> x, Rows<const T> w, std::int64_t k, const
     for (int c = 0; c < kColumns; ++c) sums[first + r][column + c] = sum_of(sum[r][c]);
 }
 
-/// Of all rows, with weights [column, column + kColumns) from the block's first one on. While later
-/// rows meet them, those behind them come from memory.
+/// Of all rows, with weights [column, column + kColumns) from the block's first one on. While rows
+/// meet them, those behind them come from memory, of which each pass asks for a part.
 template <int kColumns, typename T>
 void few_columns(const View& x, Rows<const T> w, Sums& sums, std::int64_t column) {
   const std::int64_t rows = x.shape[0], k = x.shape[1];
   const Rows<const T> own{w.row(column), w.ld};
-  const auto ahead = [&](std::int64_t r) {
-    return own.row(kColumns + at_most(r / kRowsAtOnce, kColumns - 1));
+  const std::int64_t passes = rows / kRowsAtOnce + rows % kRowsAtOnce,
+                     each = ceil_div(kColumns, passes);
+  Range ahead{kColumns, kColumns + each};
+  const auto next = [&] {
+    ahead = {ahead.end, at_most(ahead.end + each, std::int64_t{2 * kColumns})};
   };
   std::int64_t r = 0;
-  for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce) {
-    dot_rows<kRowsAtOnce, kColumns, T>({row_of<const float>(x, r), x.ld}, own, k, ahead(r), sums, r,
+  for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce, next()) {
+    dot_rows<kRowsAtOnce, kColumns, T>({row_of<const float>(x, r), x.ld}, own, k, ahead, sums, r,
                                        column);
   }
-  for (; r < rows; ++r)
-    dot_rows<1, kColumns, T>({row_of<const float>(x, r), x.ld}, own, k, ahead(r), sums, r, column);
+  for (; r < rows; ++r, next())
+    dot_rows<1, kColumns, T>({row_of<const float>(x, r), x.ld}, own, k, ahead, sums, r, column);
 }
 
 /// Sixteen columns at most.
