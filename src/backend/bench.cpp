@@ -561,14 +561,33 @@ class Bench {
         OrderChunks{
             .x = rows, .out = memory.zeros(DType::f32, {8, n / 8}), .chunks = {.shares = 4}},
         text(rows));
-    const View attended = rows.reshaped({1, 8, n / 8}), lse = memory.zeros(DType::f32, {1, 1, 8});
-    row(MergeAttention{.x = attended, .x_lse = lse, .out = attended, .lse = lse}, text(attended));
+    merged(rows.reshaped({1, 8, n / 8}));
+    remembered(narrow.range(0, n / 8 * 8).reshaped({1, 8, n / 8}));
     row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
     for (const BlockType type : kRoundedTypes)
       quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
     kept({.type = BlockType::nf4, .block = 64}, narrow);
+  }
+
+  /// What queries get of two sets of keys.
+  void merged(const View& attended) {
+    BenchMemory memory(tier_);
+    const View lse = memory.zeros(DType::f32, {1, 1, attended.extent(1)});
+    row(MergeAttention{.x = attended, .x_lse = lse, .out = attended, .lse = lse}, text(attended));
+  }
+
+  /// Tokens of one sequence, in an empty cache.
+  void remembered(const View& x) {
+    BenchMemory memory(tier_);
+    const CachedSample all{.count = static_cast<std::int32_t>(x.extent(1))};
+    const View cached = memory.zeros(DType::i32, {1, kCachedColumns});
+    tier_.write(cached.data, std::as_bytes(std::span(&all, 1)));
+    row(
+        Remember{
+            .x = x, .cached = cached, .cache = memory.zeros(x.type, {1, x.extent(1), x.extent(2)})},
+        text(x));
   }
 
   /// Parameters that are kept as codes which the host has made.

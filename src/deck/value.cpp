@@ -47,7 +47,7 @@ struct Writer {
   std::string operator()(std::int64_t value) const { return fmt::format("{}", value); }
   std::string operator()(double value) const { return number_text(value); }
   std::string operator()(const std::string& value) const { return in_quotes(value); }
-  std::string operator()(Date) const { return "(a date)"; }
+  std::string operator()(const Date&) const { return "(a date)"; }
   std::string operator()(const List& list) const {
     std::string out = "[";
     for (const Value& item : list) {
