@@ -35,14 +35,13 @@ void run(const Rope& a, const Context& context) {
   if (a.cached) {
     check_cached_rows(a.cached, a.x.extent(1));
     make_tables(a, turns, table, context.threads);
-    return parallel_ranges(context.threads, a.x.rows(), 1,
-                           [&](Range rows) { context.hot.rope(a, table, rows); });
+  } else {
+    parallel_ranges(context.threads, turn_runs(turns.first, turns.tokens), 1, [&](Range runs) {
+      for (std::int64_t i = 0; i < turns.dim / 2; ++i) {
+        for (std::int64_t run = runs.begin; run < runs.end; ++run) turn_run(turns, run, i, table);
+      }
+    });
   }
-  parallel_ranges(context.threads, turn_runs(turns.first, turns.tokens), 1, [&](Range runs) {
-    for (std::int64_t i = 0; i < turns.dim / 2; ++i) {
-      for (std::int64_t run = runs.begin; run < runs.end; ++run) turn_run(turns, run, i, table);
-    }
-  });
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.rope(a, table, rows); });
 }

@@ -94,9 +94,7 @@ void EngineDecoder::begin_all(std::span<const Prompt> prompts, const Begun& begu
   const plan::PlanShape& shape = shapes_.back();
   const auto most = static_cast<std::size_t>(shape.sequence);
   for (std::size_t first = 0;; first += most) {
-    std::vector<Next> next(lengths_.size());
-    for (std::size_t slot = 0; slot < next.size(); ++slot)
-      next[slot].slot = static_cast<std::int64_t>(slot);
+    std::vector<Next> next = no_tokens();
     std::vector<std::size_t> ended;
     bool some = false;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -128,11 +126,13 @@ std::span<const float> EngineDecoder::advance_each(std::span<const std::int32_t>
   return pass(shapes_.front(), next);
 }
 
-void EngineDecoder::idle() {
+void EngineDecoder::idle() { pass(shapes_.front(), no_tokens()); }
+
+std::vector<EngineDecoder::Next> EngineDecoder::no_tokens() const {
   std::vector<Next> none(lengths_.size());
   for (std::size_t slot = 0; slot < none.size(); ++slot)
     none[slot].slot = static_cast<std::int64_t>(slot);
-  pass(shapes_.front(), none);
+  return none;
 }
 
 std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,

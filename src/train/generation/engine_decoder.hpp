@@ -57,6 +57,8 @@ class EngineDecoder final : public Decoder {
     std::span<const std::int32_t> tokens;
     std::int64_t all = 0;
   };
+  /// No tokens of any slot.
+  std::vector<Next> no_tokens() const;
   /// The smallest shape of prompts' passes with room for so many tokens, or the largest.
   const plan::PlanShape& shape_for(std::int64_t tokens) const;
   /// One pass, of as many sequences as the shape has.

@@ -13,15 +13,15 @@
 #include "setup/products.hpp"
 
 namespace tessera::train {
-namespace {
 
-/// Whether "section.key=value" sets this key.
-bool is_of(std::string_view set, std::string_view key) {
+bool sets_key(std::string_view set, std::string_view key) {
   const auto begin = set.find_first_not_of(" \t");
   if (begin == std::string_view::npos || !set.substr(begin).starts_with(key)) return false;
   const auto next = set.find_first_not_of(" \t", begin + key.size());
   return next != std::string_view::npos && set[next] == '=';
 }
+
+namespace {
 
 struct Grid {
   std::int64_t tensor = 1, pipeline = 1, experts = 1, context = 1;
@@ -96,7 +96,7 @@ class Fitter {
   bool layout_mode() const { return own_.run.reproducible == deck::Reproducible::layout; }
 
   bool users(std::string_view key) const {
-    return std::ranges::any_of(sets_, [&](const auto& set) { return is_of(set, key); });
+    return std::ranges::any_of(sets_, [&](const auto& set) { return sets_key(set, key); });
   }
   /// Sets a key unless the user does.
   void add(std::string_view key, std::string_view value) {

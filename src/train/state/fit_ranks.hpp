@@ -4,10 +4,14 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "deck/load.hpp"
 
 namespace tessera::train {
+
+/// Whether "section.key=value" sets this key.
+bool sets_key(std::string_view set, std::string_view key);
 
 /// A deck as a checkpoint holds it.
 struct SavedDeck {

@@ -5,6 +5,7 @@
 
 #include "deck/schema.hpp"
 #include "setup/products.hpp"
+#include "train/state/fit_ranks.hpp"
 
 namespace tessera::verbs {
 namespace {
@@ -19,11 +20,9 @@ constexpr std::array<std::string_view, 3> kRunKeys = {"run.threads", "run.reprod
                                                       "run.reproducible_tensor"};
 
 bool is_of(std::string_view set, std::string_view key) {
+  if (!key.ends_with('.')) return train::sets_key(set, key);
   set.remove_prefix(std::min(set.find_first_not_of(" \t"), set.size()));
-  if (key.ends_with('.')) return set.starts_with(key);
-  return set.starts_with(key) &&
-         set.substr(key.size()).find_first_not_of(" \t") != std::string_view::npos &&
-         set[set.find_first_not_of(" \t", key.size())] == '=';
+  return set.starts_with(key);
 }
 
 void check_sets(std::span<const std::string> sets) {
