@@ -150,14 +150,14 @@ std::int64_t most_head_dim(deck::Backend kind) {
                                              : std::numeric_limits<std::int64_t>::max();
 }
 
-PlanningDevice make_planning_device(deck::Backend kind, int threads) {
+PlanningDevice make_planning_device(deck::Backend kind, int threads, bool few_rows) {
   const bool by_machine = kind == deck::Backend::automatic;
   if (chosen(kind) == deck::Backend::cuda) {
     return {.name = "an NVIDIA GPU", .device = kernels::make_cuda_planner(), .nccl = true};
   }
   return {.name = by_machine ? "a CPU (no NVIDIA GPU is here; --set run.backend=cuda plans for one)"
                              : "a CPU",
-          .device = kernels::make_cpu_device({.threads = threads}),
+          .device = kernels::make_cpu_device({.threads = threads, .few_rows = few_rows}),
           .nccl = false,
           .device_is_host = kind != deck::Backend::debug};
 }

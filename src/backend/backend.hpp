@@ -93,6 +93,7 @@ struct PlanningDevice {
   bool nccl = false;                        // carries between ranks
   bool device_is_host = false;              // as in Backend
 };
-PlanningDevice make_planning_device(deck::Backend kind, int threads);
+/// `few_rows`: as in Settings.
+PlanningDevice make_planning_device(deck::Backend kind, int threads, bool few_rows = false);
 
 }  // namespace tessera::backend

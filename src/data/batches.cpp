@@ -248,12 +248,9 @@ void Batches::begin_blank(const BatchShare& share) {
 
 void StepTokens::keep_chunks(bool by_document) {
   if (share.context_shares == 1) return;
-  const kernels::ZigzagChunks chunks{share.context_shares};
-  const std::int64_t length = share.sequence / chunks.count(),
-                     own = share.context_shares / share.context_ranks;
   const StepTokens whole = std::exchange(*this, {.first = first, .share = share});
   documents = whole.documents;
-  const auto add = [&](std::int64_t sample, std::int64_t start) {
+  share.each_row([&](std::int64_t sample, std::int64_t start, std::int64_t length) {
     const auto begin = static_cast<std::ptrdiff_t>(sample * share.sequence + start);
     const auto of = [&](const auto& all) {
       return std::span(all).subspan(static_cast<std::size_t>(begin),
@@ -277,13 +274,7 @@ void StepTokens::keep_chunks(bool by_document) {
       positions.push_back(static_cast<std::int32_t>(from - start));
       positions.push_back(static_cast<std::int32_t>(to - start));
     }
-  };
-  for (std::int64_t k = 0; k < share.micro_batches; ++k) {
-    for (std::int64_t i = 0; i < 2 * own; ++i) {
-      const std::int64_t chunk = chunks.chunk_of(share.context_rank * own + i / 2, i % 2);
-      for (std::int64_t b = 0; b < share.micro; ++b) add(k * share.micro + b, chunk * length);
-    }
-  }
+  });
 }
 
 std::vector<std::int64_t> StepTokens::count_by_tally(std::int64_t tallies_of_step) const {

@@ -36,6 +36,21 @@ struct BatchShare {
         reduce == ReduceWhen::step ? data_rank * micro_batches + k : k * data_ranks + data_rank;
     return leaf * micro;
   }
+  /// Calls f(sample, start, tokens) for each row of tokens that this rank has, in order: which of
+  /// its samples the row is of, and which tokens of it.
+  template <typename F>
+  void each_row(F&& f) const {
+    const kernels::ZigzagChunks chunks{context_shares};
+    const bool cut = context_shares > 1;
+    const std::int64_t length = cut ? sequence / chunks.count() : sequence,
+                       own = cut ? 2 * context_shares / context_ranks : 1;
+    for (std::int64_t k = 0; k < micro_batches; ++k) {
+      for (std::int64_t i = 0; i < own; ++i) {
+        const std::int64_t chunk = cut ? chunks.chunk_of(context_rank * own / 2 + i / 2, i % 2) : 0;
+        for (std::int64_t b = 0; b < micro; ++b) f(k * micro + b, chunk * length, length);
+      }
+    }
+  }
   bool operator==(const BatchShare&) const = default;
 };
 

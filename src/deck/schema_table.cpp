@@ -697,7 +697,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = kLength, .unset = "none; grpo and ppo need it", .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::slots>(
         "rollout.slots",
-        "sequences that a rank goes on with at once; each has keys and values in memory",
+        "sequences that a data rank goes on with at once; each has keys and values in memory",
         {.limits = between(1, 4096), .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::chat>(
         "rollout.chat",

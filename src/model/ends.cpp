@@ -184,11 +184,12 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
 
 namespace {
 
-/// (B, T, 1) f32.
-View values_of(UnitContext& u, const HeadWeights& w, const View& h) {
-  const View values = u.tensor(Keep::transient, DType::f32, {h.extent(0), h.extent(1), 1});
-  u.run(Linear{.x = h, .weight = w.value_w, .bias = w.value_b, .y = values});
-  return values;
+/// Into (B T) f32.
+void make_values(UnitContext& u, const HeadWeights& w, const View& h, const View& values) {
+  u.run(Linear{.x = h,
+               .weight = w.value_w,
+               .bias = w.value_b,
+               .y = values.reshaped({h.extent(0), h.extent(1), 1})});
 }
 
 /// What the output matrix reads, and what backward needs of how it came to be.
@@ -476,7 +477,8 @@ JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeig
 void value_backward(UnitContext& u, const HeadWeights& w, const View& h, const View& losses,
                     const View& d_h, const HeadWeights& g, Write write) {
   const MicroBatch& batch = u.micro_batch();
-  const View values = values_of(u, w, h);
+  const View values = u.tensor(Keep::transient, DType::f32, {h.extent(0) * h.extent(1)});
+  make_values(u, w, h, values);
   View d_values = u.tensor(Keep::transient, DType::f32, {h.extent(0), h.extent(1), 1});
   u.run(ValueLoss{.values = values,
                   .targets = batch.targets,
@@ -501,8 +503,9 @@ void value_backward(UnitContext& u, const HeadWeights& w, const View& h, const V
 
 }  // namespace
 
-View head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  return values_of(u, w, head_input(u, c, w, in).h);
+void head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                 const View& out) {
+  make_values(u, w, head_input(u, c, w, in).h, out);
 }
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {

@@ -54,8 +54,9 @@ View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Car
 /// f32, of all tensor ranks' chunks, of which some may have fewer outputs than there is room for.
 void head_next_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                       const View& out);
-/// Values (B, T, 1) f32 of the states that the carry's tokens are in, each the last of its own.
-View head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
+/// Values (B T) f32 of the states that the carry's tokens are in, each the last of its own.
+void head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                 const View& out);
 /// The losses of the micro-batch's targets, f32, without UnitContext::loss_terms, so that they
 /// compare between runs. With UnitContext::preference the losses of pairs of samples (B), which
 /// have its terms.

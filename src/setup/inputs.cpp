@@ -360,6 +360,10 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   in.most_tallies = std::ranges::max(shapes, {}, &plan::PlanShape::tallies).tallies;
   in.cache = cache_inputs(in.model, shapes, on);
+  for (const plan::PlanShape& shape : shapes) {
+    if (shape.scores != plan::Scores::none)
+      in.most_scores = std::max(in.most_scores, shape.micro_batches * in.losses(shape));
+  }
   return in;
 }
 

@@ -1,10 +1,12 @@
 #include "setup/shapes.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "optim/timeline.hpp"
+#include "setup/generation.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::setup {
@@ -72,6 +74,7 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
     if (compresses) shapes.push_back(plan::flush_after(Compression::on));
   }
   if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
+  std::ranges::copy(rollout_shapes(deck, data_ranks), std::back_inserter(shapes));
   return shapes;
 }
 
@@ -80,9 +83,9 @@ std::vector<plan::PlanShape> largest_shapes(std::span<const plan::PlanShape> sha
   for (const plan::PlanShape& shape : shapes) {
     const bool below = std::ranges::any_of(shapes, [&](const plan::PlanShape& other) {
       return other != shape && other.purpose >= shape.purpose &&
-             other.compression == shape.compression && other.sequence >= shape.sequence &&
-             other.micro >= shape.micro && other.micro_batches >= shape.micro_batches &&
-             other.tallies >= shape.tallies;
+             other.compression == shape.compression && other.adapted >= shape.adapted &&
+             other.sequence >= shape.sequence && other.micro >= shape.micro &&
+             other.micro_batches >= shape.micro_batches && other.tallies >= shape.tallies;
     });
     if (!below) largest.push_back(shape);
   }

@@ -10,6 +10,7 @@
 #include "data/tokenizers.hpp"
 #include "io/file.hpp"
 #include "io/log_probabilities.hpp"
+#include "setup/generation.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
@@ -17,13 +18,6 @@
 
 namespace tessera::train {
 namespace {
-
-/// The deck of the reference model: the same model, as it is before a run begins.
-deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded) {
-  deck::LoadedDeck reference = loaded;
-  reference.deck.run.resume = deck::Resume::never;
-  return reference;
-}
 
 /// Each sample of a step is a tally of its own.
 void tally_samples(data::StepTokens& step) {
@@ -104,7 +98,7 @@ void write_reference(const deck::LoadedDeck& loaded, const Job& job) {
   plan::PlanShape shape = setup::evaluation_shape(deck.batch, data_ranks);
   shape.tallies = shape.micro_batches * shape.micro * data_ranks;
   shape.of_targets = true;
-  const deck::LoadedDeck reference = reference_deck(loaded);
+  const deck::LoadedDeck reference = setup::reference_deck(loaded);
   TrainedEngine trained(reference, job, shape, "master");
   std::int64_t documents = 0;
   for (std::size_t i = 0; i < corpora.size(); ++i) {

@@ -79,7 +79,7 @@ void Run::take_directory() {
 }
 
 void Run::open_engine() {
-  Hardware hardware(deck, job);
+  Hardware hardware(deck, job, deck::draws_answers(deck.task.kind));
   const SettledTraffic settled = settle_traffic(loaded, job, hardware, directory);
   traffic = settled.what;
   gemm_rate = settled.gemm_rate;

@@ -25,9 +25,10 @@ plan::Survey Planner::survey(std::span<const MeshPlace> places) const {
   return plan::survey(inputs, shapes, places, devices);
 }
 
-plan::PlanInputs Planner::inputs_of(const deck::Deck& deck) const {
+plan::PlanInputs Planner::inputs_of(const deck::Deck& deck,
+                                    std::span<const plan::PlanShape> shapes_of_deck) const {
   return setup::plan_inputs(
-      deck, shapes, node_of,
+      deck, shapes_of_deck, node_of,
       {.device = *devices.front(), .nccl = nccl, .device_is_host = device_is_host});
 }
 
@@ -57,7 +58,8 @@ Planner make_planner(const LayoutOptions& layout) {
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
   for (int i = 0; i < cores_each(alone); ++i) {
-    auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads);
+    auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads,
+                                                  deck::draws_answers(p.loaded.deck.task.kind));
     p.devices.push_back(std::move(planning.device));
     p.nccl = planning.nccl;
     p.device_is_host = planning.device_is_host;

@@ -34,7 +34,9 @@ struct Planner {
   std::vector<setup::Traffic> open;  // the forms; `loaded` has the last until another is set
   void set(const setup::Traffic& traffic);
   /// What the plans are made from if this is the deck.
-  plan::PlanInputs inputs_of(const deck::Deck& deck) const;
+  plan::PlanInputs inputs_of(const deck::Deck& deck) const { return inputs_of(deck, shapes); }
+  plan::PlanInputs inputs_of(const deck::Deck& deck,
+                             std::span<const plan::PlanShape> shapes_of_deck) const;
   std::vector<int> node_of;
   bool nccl = false, device_is_host = false;  // as setup::ComputesOn has them
 };

@@ -156,7 +156,13 @@ LAYOUTS = ((2, ("zero.stage=3",)),
            (3, ("parallel.pipeline=3",)),
            (4, ("parallel.pipeline=2", "zero.stage=3", "zero.prefetch=2")),
            (4, ("parallel.tensor=2", "zero.stage=3", *NVME)),
+           (4, ("zero.stage=3", "zero.secondary=2")),
            (1, NVME))
+UNEVEN = ((3, ("parallel.tensor=3",)),)
+OF_EXPERTS = ((2, ("parallel.experts=2",)),
+              (4, ("parallel.experts=4", "zero.stage=3")),
+              (4, ("parallel.experts=2", "parallel.tensor=2")),
+              (4, ("parallel.experts=2", "parallel.pipeline=2", "zero.stage=3", *NVME)))
 LAYOUT_MODE = ('run.reproducible="layout"', "run.threads=1", "run.reproducible_tensor=2")
 LLAMA = {"model__family": "llama", "model__hidden": 32, "model__heads": 4, "model__ffn_hidden": 40}
 MODELS = {
@@ -217,8 +223,8 @@ class Layouts(Generate):
                                      "--tokens", 12, "--temperature", 0)
                 self.assertEqual(text, line["prompt"] + line["completion"] + "\n")
             # Three ranks have vocabularies of two sizes; and heads, where these can be divided so.
-            uneven = [(3, ("parallel.tensor=3",))] if model in ("gpt2", "llama") else []
-            for i, (ranks, sets) in enumerate((*LAYOUTS[::2], LAYOUTS[-1], *uneven)):
+            more = {"gpt2": UNEVEN, "llama": UNEVEN, "experts": OF_EXPERTS}.get(model, ())
+            for i, (ranks, sets) in enumerate((*LAYOUTS[::2], LAYOUTS[-1], *more)):
                 with self.subTest(model=model, ranks=ranks, sets=sets):
                     self.assertEqual(one, self.generate(model, i, ranks, sets, "--temperature", 0))
 

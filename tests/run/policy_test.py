@@ -2,6 +2,7 @@
 restarts, a reward that is learned, and what programs and prompts may not be."""
 
 import json
+import re
 import sys
 import unittest
 
@@ -17,6 +18,8 @@ LAYOUTS = ((1, {"batch__micro": 16}), (1, {"batch__micro": 4, "memory__logits": 
            (2, {"parallel__pipeline": 2, "recompute__policy": "selective"}),
            (4, {"parallel__tensor": 2, "parallel__pipeline": 2, "memory__logits": 20}),
            (2, {"parallel__context": 2, "zero__stage": 2}))
+# What nodes keep of parameters as answers are drawn is renewed as these change.
+KEPT_BY_NODES = (4, {"zero__stage": 3, "zero__secondary": 2})
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
               "checkpoint__every": 2, "checkpoint__keep": 9}
 
@@ -70,13 +73,13 @@ class Oracle(PolicyTest):
         self.compare("reference", LAYOUTS[:7:3])
 
     def test_rounds(self):
-        self.compare("rounds", LAYOUTS[1:8:2])
+        self.compare("rounds", (*LAYOUTS[1:8:2], KEPT_BY_NODES))
 
     def test_lora(self):
         self.compare("lora", LAYOUTS[:7:2])
 
     def test_values(self):
-        self.compare("values", LAYOUTS)
+        self.compare("values", (*LAYOUTS, KEPT_BY_NODES))
 
     def test_values_in_rounds(self):
         self.compare("value_rounds", LAYOUTS[1:8:2])
@@ -202,6 +205,53 @@ class Learns(PolicyTest):
         said = [self.run_code(0, "generate", self.dir / of, "--prompt", "fox", "--tokens", 6)
                 for of in ("learn", "learned")]
         self.assertEqual(*said)
+
+
+class Layouts(PolicyTest):
+    def test_answers_of_experts_and_of_what_is_elsewhere(self):
+        """One model draws them, is compared with a reference of its own and says values, whatever its layout:
+        ranks that divide experts answer in step, as do those that divide parameters."""
+        base = tiny_deck(self.dir / "data", model__family="mixtral", model__vocab=256, model__context=32,
+                         model__hidden=32, model__heads=4, model__ffn_hidden=40, moe__experts=4,
+                         moe__top_k=2, moe__ffn_hidden=40, run__steps=10)
+        self.train(1, self.deck("base", base))
+        self.run_code(0, "export", self.dir / "base", "--to", self.dir / "model")
+        (self.dir / "nvme").mkdir()
+        made = {}
+        for name, ranks, changes in (
+                ("one", 1, {}),
+                ("experts", 2, {"parallel__experts": 2}),
+                ("both", 4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 3}),
+                ("stages", 4, {"parallel__pipeline": 2, "zero__stage": 3, "offload__parameters": "host"}),
+                ("disks", 2, {"zero__stage": 3, "offload__parameters": "nvme",
+                              "offload__nvme": [str(self.dir / "nvme")], "offload__optimizer": "nvme"})):
+            with self.subTest(name):
+                deck = self.deck_of(name, "values", model__init_from=str(self.dir / "model"),
+                                    moe__aux_loss=0.0, moe__z_loss=0.0, run__steps=3, rollout__slots=3, **changes)
+                self.train(ranks, deck)
+                made[name] = self.steps_of(name), models.rollouts(self.dir / name)
+                steps, answers = made["one"]
+                self.assertEqual([a["token_ids"] for a in made[name][1][0]],
+                                 [a["token_ids"] for a in answers[0]])
+                for a, b in zip(made[name][1][0], answers[0]):
+                    # Some 200 roundings of numbers of about 1 along the longest path.
+                    self.assertLess(max(abs(x - y) for x, y in zip(a["values"], b["values"])), 200 * 2**-24)
+                for key in ("entropy", "kl", "explained"):
+                    self.assertAlmostEqual(made[name][0][0]["rollout"][key] or 0, steps[0]["rollout"][key] or 0,
+                                           delta=2e-5)
+                self.assertAlmostEqual(made[name][0][0]["loss"], steps[0]["loss"], delta=2e-5)
+                self.assertGreater(made[name][0][2]["rollout"]["kl"], 0)
+        self.assertEqual(list((self.dir / "nvme").glob("*")), [])
+
+    def test_what_check_says(self):
+        """One set of the actor's parameters; keys and values; and a reference where it is another model."""
+        said = {name: self.run_code(0, "check", self.deck_of(name, kind, rollout__slots=slots), "--ranks", 2)
+                for name, kind, slots in (("plain", "answers", 5), ("more", "answers", 10),
+                                          ("reference", "reference", 5), ("lora", "lora", 5))}
+        self.assertEqual({name: "for the reference model of task.kl" in text for name, text in said.items()},
+                         {"plain": False, "more": False, "reference": True, "lora": False})
+        cached = [float(re.search(r"keys and values +([0-9.]+) KiB", said[name])[1]) for name in ("plain", "more")]
+        self.assertAlmostEqual(cached[1], 2 * cached[0], delta=0.2)
 
 
 class Refused(PolicyTest):

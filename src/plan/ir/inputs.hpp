@@ -164,12 +164,15 @@ struct PlanInputs {
   std::uint64_t seed = 0;
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
   std::int64_t most_tallies = 0;               // of any of them
+  std::int64_t most_scores = 0;                // of a rank, of any of them
   std::optional<CacheInputs> cache;            // where some of them are of generation
 
-  /// What a rank has of a micro-batch of this shape.
+  /// What a rank has of a micro-batch of this shape. In generation ranks that divide sequences
+  /// otherwise have sequences of their own.
   MicroBatchRows rows(const PlanShape& shape) const {
     const std::int64_t shares = layout.context.shares;
-    if (shares == 1) return {.batch = shape.micro, .sequence = shape.sequence};
+    if (shares == 1 || shape.purpose == PlanPurpose::generate)
+      return {.batch = shape.micro, .sequence = shape.sequence};
     const std::int64_t chunks = kernels::ZigzagChunks{shares}.count();
     return {.batch = shape.micro * chunks / layout.mesh.context,
             .sequence = shape.sequence / chunks};

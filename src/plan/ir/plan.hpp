@@ -210,6 +210,10 @@ enum class PlanPurpose : std::uint8_t { generate, evaluate, flush, train, train_
 /// gathers it before, so that every rank has all of it.
 enum class Compression : std::uint8_t { none, begins, on };
 
+/// What the host reads of an evaluation beside sums: of every target its loss, or the value of the
+/// state that it was said in, without any losses.
+enum class Scores : std::uint8_t { none, losses, values };
+
 /// By what the plans of one run differ: steps of one shape run one plan.
 struct PlanShape {
   PlanPurpose purpose = PlanPurpose::train;
@@ -219,8 +223,12 @@ struct PlanShape {
   std::int64_t tallies = 0;                     // that the samples count in
   Compression compression = Compression::none;  // of a flush, in the step before
   bool of_targets = false;  // losses are of targets, also where samples are pairs
+  Scores scores = Scores::none;
+  bool adapted = true;  // with adapters, where the model has some
   // In generation, of a data rank's caches: their slots, and tokens that each has room for.
   std::int64_t slots = 0, room = 0;
+  /// Of generation: first brings what nodes keep of parameters (UnitShare::of_node) up to date.
+  bool renews = false;
   auto operator<=>(const PlanShape&) const = default;
 };
 
@@ -234,6 +242,8 @@ struct UnitShare {
   bool factors = false;   // its tensors have factors (optim::TensorFactors)
   BufferId balance = -1;  // its parameters, which the step moves by choices of experts; -1: it does
                           // not
+  /// Its shards that this rank keeps for its node between passes of generation; -1: none.
+  BufferId of_node = -1;
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::optional<kernels::BlockFormat> codes;  // which its parameters are kept as, not as elements
@@ -267,6 +277,9 @@ struct Plan {
   /// In generation the logits after each sample's last token, f32: (micro-batches, chunks x B,
   /// outputs of a chunk), of all chunks, on every rank. Absent elsewhere.
   View logits;
+  /// Of an evaluation that has scores, (micro-batches, targets of one) f32: those of this rank's
+  /// targets, where it has the head; what is there means nothing elsewhere.
+  View scores;
   /// (classes, classes) i64, counts of (target, prediction) over all ranks, of which each tensor
   /// rank counts the same: of an evaluation whose outputs are classes.
   View confusion;

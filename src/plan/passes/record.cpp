@@ -229,7 +229,7 @@ void Recorder::block() {
   const auto units = parameters(this->weights()), unit_gradients = parameters(gradients());
   const auto weights = model::block_weights(units), grads = model::block_weights(unit_gradients);
   model::Adapters adapters(u_, in_.config.adapter, units, unit_gradients);
-  u_.adapters = &adapters;
+  u_.adapters = in_.adapted ? &adapters : nullptr;
   if (in_.cache) u_.caches = caches();
   model::BlockSaved saved;
   model::block_forward(u_, in_.config, weights, carry_, saved, recording_.out);
@@ -257,6 +257,8 @@ void Recorder::head() {
   }
   const View losses =
       local(Local::losses, DType::f32, {in_.preference ? batch.batch : batch.targets.elements()});
+  if (in_.scores == Scores::values)
+    return model::head_values(u_, in_.config, weights, carry_, losses);
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);
   recording_.d_out =
       model::head_loss_backward(u_, in_.config, weights, carry_, losses,

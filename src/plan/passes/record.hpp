@@ -117,11 +117,13 @@ struct RecordInputs {
   kernels::PreferenceTerms preference;
   std::optional<PolicyInputs> policy;  // in training
   kernels::RouterTerms router_terms;
-  bool confusion = false;                     // whether MicroBatch::confusion is wanted
-  model::TensorRegion tensor;                 // without run
-  model::ExpertRegion experts;                // likewise
-  model::ContextRegion context;               // likewise
-  std::optional<CacheInputs> cache;           // in generation
+  bool confusion = false;            // whether MicroBatch::confusion is wanted
+  model::TensorRegion tensor;        // without run
+  model::ExpertRegion experts;       // likewise
+  model::ContextRegion context;      // likewise
+  std::optional<CacheInputs> cache;  // in generation
+  Scores scores = Scores::none;      // of evaluation
+  bool adapted = true;
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;
 };

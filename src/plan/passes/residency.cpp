@@ -149,7 +149,7 @@ class Gathers {
     if (state.parameters && state.parameters.type == type) {  // they live elsewhere
       if (!publishes(state) || !r.first_of_unit)
         return {{Leg::unpack, Copy{state.parameters, window}}};
-      Calls calls = travel(gather, r);
+      Calls calls = travel(state, gather, r);
       calls.push_back({Leg::unpack, Copy{window, state.parameters}});
       return calls;
     }
@@ -157,7 +157,8 @@ class Gathers {
       return converted(state, gather, r, stored);
     const bool in_blocks_of =
         in_.numerics.weight_blocks && in_.model.units[r.unit].traits.block > 0;
-    if (!in_blocks_of || plan_.shape.purpose <= PlanPurpose::evaluate) return travel(gather, r);
+    if (!in_blocks_of || plan_.shape.purpose <= PlanPurpose::evaluate)
+      return travel(state, gather, r);
     return in_blocks(state, gather, r, *in_.numerics.weight_blocks);
   }
 
@@ -184,7 +185,7 @@ class Gathers {
                      {shards * shard});
     const auto last = convert(whole);
     gather.full = whole;
-    Calls calls = travel(gather, r);
+    Calls calls = travel(state, gather, r);
     calls.push_back(last);
     return calls;
   }
@@ -204,28 +205,35 @@ class Gathers {
           gather_in_blocks(gather, state.index(), format, chunk,
                            arriving_.next(plan_, block_staging(format, ranks, chunk.count())), own);
       if (r.first_of_unit) calls.push_back({Leg::pack, blocks.quantize});
-      for (LegCall& call : travel(blocks.codes, r, at)) calls.push_back(std::move(call));
+      for (LegCall& call : travel(state, blocks.codes, r, at)) calls.push_back(std::move(call));
       calls.push_back({Leg::unpack, blocks.dequantize});
       at += bytes;
     }
     return calls;
   }
 
-  /// A gather over the route. What was kept need not cross between nodes again; it begins with byte
-  /// `at` of each shard.
-  Calls travel(const comm::AllGather& gather, const Residence& r, std::int64_t at = 0) {
+  bool generates() const { return plan_.shape.purpose == PlanPurpose::generate; }
+
+  /// A gather over the route. What was kept, in this pass or from those before, need not cross
+  /// between nodes again; it begins with byte `at` of each shard.
+  Calls travel(const UnitState& state, const comm::AllGather& gather, const Residence& r,
+               std::int64_t at = 0) {
     const comm::Route& route = routes_.of(r.unit).gathers;
     const std::int64_t shards = shards_between(route), bytes = shards * gather.shard.span_bytes();
     View middle;
+    const bool from_before = generates() && state.of_node;
     if (bytes > 0) {
-      const View room = keeps_of_node(r)
-                            ? keep(kept_[r.unit].of_node, r, "secondary shard",
-                                   BufferPurpose::secondary, {shards * at, shards * at + bytes})
-                            : between_.next(plan_, bytes);
+      View room = state.of_node;
+      if (!from_before)
+        room = keeps_of_node(r) ? keep(kept_[r.unit].of_node, r, "secondary shard",
+                                       BufferPurpose::secondary, {shards * at, shards * at + bytes})
+                                : between_.next(plan_, bytes);
       middle = View(room.data, gather.shard.type, {bytes / size_of(gather.shard.type)});
     }
     Calls calls;
-    if (r.first_of_unit || !keeps_of_node(r)) calls = gather_across(route, gather, middle);
+    const bool there = from_before ? !plan_.shape.renews || !r.first_of_unit
+                                   : keeps_of_node(r) && !r.first_of_unit;
+    if (!there) calls = gather_across(route, gather, middle);
     for (LegCall& call : gather_within(route, gather, middle)) calls.push_back(std::move(call));
     return calls;
   }

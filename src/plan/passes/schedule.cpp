@@ -380,6 +380,8 @@ class Scheduler {
                           .experts = expert_region(units),
                           .context = context_region(),
                           .cache = generates_ ? in_.cache : std::nullopt,
+                          .scores = plan_.shape.scores,
+                          .adapted = plan_.shape.adapted,
                           .units = {},
                           .layouts = {}};
       for (std::size_t u : units) {
@@ -413,6 +415,7 @@ class Scheduler {
 
   /// The ranks that divide sequences.
   model::ContextRegion context_region() const {
+    if (generates_) return {};
     return {.ranks = in_.layout.mesh.context,
             .rank = plan_.rank_in(MeshGroup::context),
             .kind = in_.layout.context.kind,
@@ -492,10 +495,20 @@ class Scheduler {
     if (!is_head) {
       flow.resid = resolve(v, v.recording->out.resid);
       flow.pending = v.recording->out.pending ? resolve(v, v.recording->out.pending) : View{};
-    } else if (!generates_ && plan_.place.tensor == 0) {  // every tensor rank has all losses
-      add_up_losses();
+    } else if (!generates_) {
+      finish_losses();
     }
     return v;
+  }
+  /// Every tensor rank has all of them.
+  void finish_losses() {
+    if (plan_.scores) {
+      const std::int64_t n = losses_.elements();
+      add(OpKind::kernel,
+          kernels::Convert{.x = losses_,
+                           .out = plan_.scores.row_range(micro_batch_, 1).reshaped({n})});
+    }
+    if (plan_.place.tensor == 0 && plan_.shape.scores != Scores::values) add_up_losses();
   }
   void add_up_losses() {
     add(OpKind::kernel,

@@ -197,13 +197,29 @@ std::vector<model::KvCache> block_caches(Plan& plan, const PlanInputs& in,
   return caches;
 }
 
-/// What generation keeps of sequences, and the logits that the host reads.
+/// Parameters do not change between passes: what one brings from other nodes is there for the next.
+void add_shards_of_nodes(Plan& plan, const PlanInputs& in, std::vector<UnitState>& states) {
+  const std::int64_t shards = shards_between(gather_route(in, plan.place));
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    UnitState& s = states[u];
+    const model::UnitDesc& unit = in.model.units[u];
+    if (!s.held || s.parameters || shards == 0 || unit.traits.shared_by != MeshGroup::data)
+      continue;
+    if (unit.kind == model::UnitKind::value_head) continue;  // no part of generation
+    s.of_node = add_persistent(plan, unit.name + " secondary shard", BufferPurpose::secondary,
+                               DType::u8, shards * s.own_shard.span_bytes());
+    plan.shares[u].of_node = buffer_of(s.of_node);
+  }
+}
+
+/// What generation keeps of sequences and of parameters, and the logits that the host reads.
 void add_caches(Plan& plan, const PlanInputs& in, std::vector<UnitState>& states) {
   for (const Layer& layer : model_layers(in.model.units)) {
     UnitState& first = at(states, static_cast<std::int64_t>(layer.units.front()));
     if (layer.kind == LayerKind::block && first.held)
       first.caches = block_caches(plan, in, in.model.units[layer.units.front()].name);
   }
+  if (in.sharding.secondary) add_shards_of_nodes(plan, in, states);
   const std::int64_t chunks = in.layout.tensor_chunks,
                      columns = ceil_div(in.model.config.padded_outputs(), chunks);
   const View logits = add_persistent(plan, "logits", BufferPurpose::control, DType::f32,
@@ -214,6 +230,17 @@ void add_caches(Plan& plan, const PlanInputs& in, std::vector<UnitState>& states
                 "{} x {} sequences in {} slots", plan.shape.micro_batches, plan.shape.micro,
                 in.cache->slots);
   plan.logits = logits.range(0, all * columns).reshaped({plan.shape.micro_batches, rows, columns});
+}
+
+/// What the host reads of targets.
+void add_scores(Plan& plan, const PlanInputs& in) {
+  const View all =
+      add_persistent(plan, "scores", BufferPurpose::control, DType::f32, in.most_scores);
+  if (plan.shape.scores == Scores::none) return;
+  const std::int64_t each = in.losses(plan.shape), batches = plan.shape.micro_batches;
+  TESSERA_CHECK(batches * each <= in.most_scores, "{} x {} scores of {}", batches, each,
+                in.most_scores);
+  plan.scores = all.range(0, batches * each).reshaped({batches, each});
 }
 
 /// How a unit is kept is possible.
@@ -292,6 +319,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
       plan.shares[u].kept.push_back(saved_of(rows[r], states[u], r).count());
   }
   if (in.cache) add_caches(plan, in, states);
+  if (in.most_scores > 0) add_scores(plan, in);
   if (const std::int64_t classes = in.model.config.head.labels;
       classes > 0 && !in.preference && plan.shape.purpose == PlanPurpose::evaluate) {
     // Behind all others, so that those are where they are in the plans without it.

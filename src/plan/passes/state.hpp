@@ -39,6 +39,9 @@ struct UnitState {
   /// of its mean have lost, (shard) bf16, and of sums of nodes, (nodes x shard) bf16, in the order
   /// in which these leave for their owners; absent where none are made.
   View errors, error_sum, mean_error, node_error;
+  /// In generation with secondary shards, what this rank keeps for its node from pass to pass, of
+  /// bytes: the shards of ranks in its place on each node. Absent where there are none.
+  View of_node;
   std::vector<model::KvCache> caches;  // in generation, of the first unit of a block, by own chunk
 
   /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves, and

@@ -31,6 +31,18 @@ void GatherCheck::run() {
     }
   }
   arriving_.end();
+  for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
+    const BufferId of_node = plan_.shares[u].of_node;
+    if (of_node < 0 || plan_.shape.purpose != PlanPurpose::generate) continue;
+    const auto held = held_.find(of_node);
+    const bool right = held != held_.end() && held->second.size() == 1 &&
+                       kept_of_node(static_cast<std::int32_t>(u), held->second[0].where) &&
+                       kept_of_node(static_cast<std::int32_t>(u), held->second[0].where)->owners ==
+                           held->second[0].owners;
+    if (!right)
+      throw InternalError(
+          fmt::format("broken plan: {} is not what nodes keep of it", plan_.buffer(of_node).name));
+  }
   for (const auto& [buffer, all] : held_) {
     for (const Shards& shards : all) {
       if (!shards.used) throw InternalError("broken plan: gathered shards are never used");
@@ -159,8 +171,31 @@ bool GatherCheck::whole(const Op& op, const Shards& shards) const {
   return true;
 }
 
-/// What is held there of this op's unit; nullptr if nothing is held in that buffer.
+/// What passes of generation keep for a node of a unit's parameters, where these are all bytes of
+/// it: the shards of the ranks in this one's place on each node, of as many neighbours each.
+std::optional<GatherCheck::Shards> GatherCheck::kept_of_node(std::int32_t unit,
+                                                             const View& v) const {
+  if (plan_.shape.purpose != PlanPurpose::generate || unit < 0) return std::nullopt;
+  const UnitShare& share = at(plan_.shares, unit);
+  if (share.of_node < 0 || buffer_of(v) != share.of_node || offset_of(v) != 0 ||
+      v.span_bytes() != plan_.buffer(share.of_node).bytes)
+    return std::nullopt;
+  const std::int64_t bytes =
+      share.codes ? share.codes->bytes(share.shard) : share.shard * size_of(v.type);
+  Shards kept{.unit = unit, .format = share.codes, .chunk = {0, share.shard}, .owners = {}};
+  const std::int64_t nodes = v.span_bytes() / bytes,
+                     neighbours = plan_.group(MeshGroup::data).size / nodes;
+  for (std::int64_t n = 0; n < nodes; ++n)
+    kept.owners.push_back(n * neighbours + plan_.rank_in(MeshGroup::data) % neighbours);
+  return kept;
+}
+
+/// What is held there of this op's unit; nullptr if nothing is held in that buffer. A pass that
+/// does not renew what is kept for the node has it of one that did.
 const GatherCheck::Shards* GatherCheck::taken(const Op& op, const View& v) {
+  if (!plan_.shape.renews && !held_.contains(buffer_of(v))) {
+    if (auto kept = kept_of_node(op.unit, v)) put(op, v, std::move(*kept));
+  }
   const auto it = held_.find(buffer_of(v));
   if (it == held_.end() || it->second.empty()) return nullptr;
   for (Shards& shards : it->second) {

@@ -40,6 +40,7 @@ class GatherCheck {
   void arrive(const Op& op, const kernels::SumQuantized& all);
   bool whole(const Op& op, const Shards& shards) const;
   const Shards* taken(const Op& op, const View& v);
+  std::optional<Shards> kept_of_node(std::int32_t unit, const View& v) const;
   void put(const Op& op, const View& v, Shards shards, bool used = false);
 
   const Plan& plan_;

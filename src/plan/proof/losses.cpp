@@ -23,6 +23,7 @@ class LossCheck {
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
         std::visit([&](const auto& args) { follow(args); }, *kernel);
     }
+    check_scores();
     const bool adds = plan_.place.tensor == 0, tallies = adds && plan_.shape.tallies > 0;
     for (const auto& [buffer, losses] : made_) {
       if (losses.added != (adds ? 1 : 0) || losses.tallied != (tallies ? 1 : 0))
@@ -106,6 +107,36 @@ class LossCheck {
         !homes_.is_at(sums.into, batches_[losses.targets].tallies))
       reject(plan_, at_, "counts samples in tallies of others");
     ++losses.tallied;
+  }
+
+  /// What is copied to where the host reads it.
+  void follow(const kernels::Convert& convert) {
+    if (!plan_.scores) return;
+    const BufferUse to = homes_.home_of(convert.out), from = homes_.home_of(convert.x);
+    if (to.buffer != buffer_of(plan_.scores)) return;
+    const std::int64_t each = plan_.scores.row_range(0, 1).span_bytes(),
+                       first = offset_of(plan_.scores) + plan_.ops[at_].micro_batch * each;
+    if (to.bytes != Range{first, first + each})
+      reject(plan_, at_, "scores other targets than its micro-batch's");
+    if (plan_.shape.scores == Scores::losses) {
+      const auto found = made_.find(from.buffer);
+      if (found == made_.end() || batches_[found->second.targets].targets.elements() * 4 != each)
+        reject(plan_, at_, "takes what are no losses of targets for scores");
+    }
+    scores_.each(to.bytes, [&](bool there) {
+      if (there) reject(plan_, at_, "scores targets again");
+    });
+    scores_.assign(to.bytes, true);
+  }
+  /// The last stage has the head.
+  void check_scores() {
+    if (!plan_.scores || plan_.place.pipeline + 1 != plan_.mesh.pipeline) return;
+    std::int64_t bytes = 0;
+    scores_.each({0, plan_.buffer(buffer_of(plan_.scores)).bytes},
+                 [&](Range range, bool there) { bytes += there ? range.count() : 0; });
+    if (bytes != plan_.scores.span_bytes())
+      throw InternalError(fmt::format("broken plan: {} bytes of scores are made, of {}", bytes,
+                                      plan_.scores.span_bytes()));
   }
 
   /// Losses of pairs take the place of those of all their targets, or of scores.
@@ -292,6 +323,7 @@ class LossCheck {
   std::map<BufferId, Compared> compared_;
   std::map<BufferId, Slopes> slopes_;
   RangeMap<bool> cleared_;  // bytes of words
+  RangeMap<bool> scores_;   // bytes of scores that are made
   std::map<BufferId, Routed> routed_;
   std::map<std::int32_t, std::int64_t> rows_, balanced_;  // of choices, by unit
   bool summed_ = false, decided_ = false;

@@ -232,6 +232,15 @@ void Engine::generate(const PreparedPlan& prepared, const Executor::Loader& load
   }
 }
 
+std::span<const float> Engine::score(const PreparedPlan& prepared, const data::StepTokens& tokens) {
+  run(prepared, {}, tokens);
+  if (place_.tensor != 0 || place_.pipeline + 1 != inputs_.layout.mesh.pipeline) return {};
+  const View scores = prepared.bound.real(prepared.plan().scores);
+  scores_.resize(static_cast<std::size_t>(scores.elements()));
+  tier().read(scores.data, std::as_writable_bytes(std::span(scores_)));
+  return scores_;
+}
+
 void Engine::settle() {
   const auto left = std::exchange(work_left_, std::nullopt);
   if (!left) return;

@@ -91,6 +91,9 @@ class Engine {
   /// become those after each sample's last token, (samples, outputs).
   void generate(const PreparedPlan& prepared, const Executor::Loader& load,
                 std::vector<float>& logits);
+  /// Runs a plan of evaluation that has scores, and returns those of the targets of `tokens`, in
+  /// their order; nothing on a rank that another one speaks for.
+  std::span<const float> score(const PreparedPlan& prepared, const data::StepTokens& tokens);
   /// The memory of the device.
   memory::Tier& tier() { return *backend_.device_tier; }
   /// Where the plans' buffers are.
@@ -153,6 +156,7 @@ class Engine {
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::vector<float> parts_of_logits_;  // of a pass, as its plan has them
+  std::vector<float> scores_;
   std::optional<ModelState> state_;
   std::optional<plan::PlanShape> work_left_;  // by the last step: what does it
   Groups groups_;  // they may know the arenas' memory: they end before it

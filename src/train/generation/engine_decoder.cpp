@@ -1,51 +1,17 @@
 #include "train/generation/engine_decoder.hpp"
 
 #include <algorithm>
+#include <exception>
 
 #include "train/guards/leave.hpp"
 
 namespace tessera::train {
-namespace {
 
-/// Tokens of a prompt that go through the model in one pass: so many or, of those that are fewer,
-/// the next smaller number that has room for them.
-constexpr std::array<std::int64_t, 4> kPromptTokens = {16, 64, 256, 1024};
-/// Tokens of all prompts in one pass.
-constexpr std::int64_t kTokensOfAll = 4096;
-
-}  // namespace
-
-std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
-  const std::int64_t count = std::min(size.micro_batches, size.slots),
-                     micro = ceil_div(size.slots, count);
-  const plan::PlanShape each{.purpose = plan::PlanPurpose::generate,
-                             .sequence = 1,
-                             .micro = micro,
-                             .micro_batches = count,
-                             .slots = micro * count,
-                             .room = size.room};
-  std::vector<plan::PlanShape> shapes{each};
-  plan::PlanShape prompts = each;
-  if (size.prefill == Prefill::all) {
-    prompts.sequence = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2,
-                                                std::max<std::int64_t>(2, size.room));
-    shapes.push_back(prompts);
-    return shapes;
-  }
-  prompts.micro = prompts.micro_batches = 1;
-  for (const std::int64_t tokens : kPromptTokens) {
-    prompts.sequence = tokens;
-    shapes.push_back(prompts);
-    if (tokens >= size.room) break;
-  }
-  return shapes;
-}
-
-EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const DecoderSize& size)
+EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const setup::DecoderSize& size)
     : engine_(engine),
       job_(job),
       size_(size),
-      shapes_(decoder_shapes(size)),
+      shapes_(setup::decoder_shapes(size)),
       lengths_(static_cast<std::size_t>(shapes_.front().slots)) {
   TESSERA_CHECK(!in_step() || size.micro_batches == 1, "{} micro-batches of sequences, in step",
                 size.micro_batches);
@@ -53,7 +19,7 @@ EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const DecoderSize& 
 
 bool EngineDecoder::in_step() const {
   const plan::PlanInputs& in = engine_.inputs();
-  return in.layout.mesh.data > 1 && in.sharded().parameters;
+  return in.layout.mesh.experts > 1 || (in.layout.mesh.data > 1 && in.sharded().parameters);
 }
 
 const plan::PlanShape& EngineDecoder::shape_for(std::int64_t tokens) const {
@@ -65,14 +31,14 @@ const plan::PlanShape& EngineDecoder::shape_for(std::int64_t tokens) const {
 std::int64_t EngineDecoder::passes_of(std::span<const std::int64_t> lengths) const {
   const std::int64_t most = shapes_.back().sequence;
   if (lengths.empty()) return 0;
-  if (size_.prefill == Prefill::all) return ceil_div(std::ranges::max(lengths), most);
+  if (size_.prefill == setup::Prefill::all) return ceil_div(std::ranges::max(lengths), most);
   std::int64_t passes = 0;
   for (const std::int64_t length : lengths) passes += ceil_div(length, most);
   return passes;
 }
 
 void EngineDecoder::begin(std::span<const Prompt> prompts, const Begun& begun) {
-  if (size_.prefill == Prefill::all) return begin_all(prompts, begun);
+  if (size_.prefill == setup::Prefill::all) return begin_all(prompts, begun);
   for (std::size_t i = 0; i < prompts.size(); ++i) begin_one(i, prompts[i], begun);
 }
 
@@ -126,7 +92,19 @@ std::span<const float> EngineDecoder::advance_each(std::span<const std::int32_t>
   return pass(shapes_.front(), next);
 }
 
-void EngineDecoder::idle() { pass(shapes_.front(), no_tokens()); }
+void EngineDecoder::renew() {
+  if (!engine_.inputs().sharding.secondary) return;
+  pass(setup::renewing_shape(size_), no_tokens());
+}
+
+void EngineDecoder::idle_prompts(std::int64_t passes) {
+  if (size_.prefill == setup::Prefill::one) return idle_tokens(passes);  // these take less time
+  while (passed_ < passes) pass(shapes_.back(), no_tokens());
+}
+
+void EngineDecoder::idle_tokens(std::int64_t passes) {
+  while (passed_ < passes) pass(shapes_.front(), no_tokens());
+}
 
 std::vector<EngineDecoder::Next> EngineDecoder::no_tokens() const {
   std::vector<Next> none(lengths_.size());
@@ -167,6 +145,26 @@ std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,
   ++passed_;
   for (const auto& [slot, tokens, all] : next) at(lengths_, slot) += std::ssize(tokens);
   return logits_;
+}
+
+void go_on(EngineDecoder& decoder, Completions& completions,
+           std::span<const Completions::Prompt> begun, std::int64_t most_passes, int steps) {
+  const std::int64_t of_prompts = decoder.passed() + most_passes;
+  std::exception_ptr failed;
+  const auto attempt = [&](auto&& work) {
+    try {
+      if (!failed) work();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  };
+  attempt([&] { completions.add(begun); });
+  if (decoder.in_step()) decoder.idle_prompts(of_prompts);
+  attempt([&] {
+    for (int i = 0; i < steps && !completions.idle(); ++i) completions.step();
+  });
+  if (decoder.in_step()) decoder.idle_tokens(of_prompts + steps);
+  if (failed) std::rethrow_exception(failed);
 }
 
 }  // namespace tessera::train

@@ -4,37 +4,20 @@
 
 #include <vector>
 
+#include "setup/generation.hpp"
 #include "train/execution/engine.hpp"
-#include "train/generation/decoder.hpp"
+#include "train/generation/completions.hpp"
 
 namespace tessera::train {
 
-/// How prompts go through the model.
-enum class Prefill : std::uint8_t {
-  one,  // one after another, each in as few passes as its tokens need
-  all,  // side by side, some tokens of each in every pass: where passes cost more than tokens, as
-        // they do where parameters come from elsewhere
-};
-
-struct DecoderSize {
-  std::int64_t slots = 0;  // of a data rank
-  std::int64_t room = 0;   // tokens of each
-  Prefill prefill = Prefill::one;
-  /// In which pipeline stages pass sequences on to each other; 1 where data ranks divide
-  /// parameters, so that all passes have the same gathers.
-  std::int64_t micro_batches = 1;
-};
-
-std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
-
 /// On every rank of the job. The ranks of one model (tensor ranks and pipeline stages) make the
 /// same calls with the same arguments, and get the same logits. Where data ranks divide parameters
-/// (in_step), they make as many passes, with sequences of their own.
+/// or experts (in_step), they make as many passes, with sequences of their own.
 class EngineDecoder final : public Decoder {
  public:
-  /// The engine has the plans of decoder_shapes(), and outlives this. What goes wrong within a
-  /// pass, other ranks wait for: this one leaves alone.
-  EngineDecoder(Engine& engine, const Job& job, const DecoderSize& size);
+  /// The engine has the plans of setup::generation_shapes(), and outlives this. What goes wrong
+  /// within a pass, other ranks wait for: this one leaves alone.
+  EngineDecoder(Engine& engine, const Job& job, const setup::DecoderSize& size);
 
   std::int64_t context() const override { return size_.room; }
   std::int64_t slots() const override { return std::ssize(lengths_); }
@@ -43,12 +26,18 @@ class EngineDecoder final : public Decoder {
   void begin(std::span<const Prompt> prompts, const Begun& begun) override;
   std::span<const float> advance_each(std::span<const std::int32_t> tokens) override;
 
+  /// To be called before the first pass, and wherever parameters have changed since the last one,
+  /// by all ranks: nodes keep them from pass to pass.
+  void renew();
+
   bool in_step() const;
   /// Passes that begin() makes of prompts of so many tokens; and that this rank has made.
   std::int64_t passes_of(std::span<const std::int64_t> lengths) const;
   std::int64_t passed() const { return passed_; }
-  /// A pass without sequences, for the sake of other ranks.
-  void idle();
+  /// Passes without sequences until so many were made in all, for the sake of other ranks: as they
+  /// are made of prompts, or of single tokens.
+  void idle_prompts(std::int64_t passes);
+  void idle_tokens(std::int64_t passes);
 
  private:
   /// Of a sequence in a pass: its next tokens, and how many are known in all that it has not seen.
@@ -68,11 +57,18 @@ class EngineDecoder final : public Decoder {
 
   Engine& engine_;
   const Job& job_;
-  DecoderSize size_;
+  setup::DecoderSize size_;
   std::vector<plan::PlanShape> shapes_;  // of single tokens, then of prompts, from small to large
   std::vector<std::int64_t> lengths_;    // by slot
   std::vector<float> logits_;
   std::int64_t passed_ = 0;
 };
+
+/// Begins to continue `begun`, and gives every sequence `steps` tokens, or those that it still
+/// gets. Where ranks make their passes in step, as many are made whatever happens to this one's
+/// sequences: `most_passes` for the prompts of the rank whose prompts need most of them, and one
+/// for each token.
+void go_on(EngineDecoder& decoder, Completions& completions,
+           std::span<const Completions::Prompt> begun, std::int64_t most_passes, int steps);
 
 }  // namespace tessera::train

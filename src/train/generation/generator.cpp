@@ -99,7 +99,7 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
     flats_.push_back(make(desc.traits.type.value_or(type_), {layout.padded}));
     units_.push_back({&desc, zero::parameter_views(desc, layout, flats_.back())});
   }
-  set_parameters(parameters, [](const model::ParamDesc&) { return true; });
+  set_parameters(parameters);
   const auto [k, v] = cached_columns(config, descs_, options);
   const auto cache = [&](std::int64_t columns) {
     return columns > 0 ? make(type_, {options.slots, context_, columns}) : View{};
@@ -109,13 +109,11 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
     caches_.push_back({.k = cache(k), .v = cache(v)});
 }
 
-void Generator::set_parameters(const ParameterSource& parameters,
-                               const std::function<bool(const model::ParamDesc&)>& which) {
+void Generator::set_parameters(const ParameterSource& parameters) {
   for (std::size_t u = 0; u < descs_.size(); ++u) {
     const zero::UnitLayout layout = zero::unit_layout(descs_[u], 1);
     for (const auto& slice : zero::slices_in(descs_[u], layout, {0, layout.padded})) {
       const model::ParamDesc& parameter = descs_[u].params[slice.parameter];
-      if (!which(parameter)) continue;
       const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
       const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
       load(flats_[u].range(slice.flat, n), [&](std::span<float> out) {
@@ -162,7 +160,7 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
     });
     const std::span<const model::UnitViews> block(unit, end);
     model::Adapters adapters(u, config_.adapter, block);
-    u.adapters = adapted_ ? &adapters : nullptr;
+    u.adapters = &adapters;
     u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
     u.caches = {caches_[layer++]};
     next_turn();
@@ -226,41 +224,6 @@ model::Carry Generator::rows_of(const model::Carry& carry, Range rows) const {
              : View{};
   };
   return {.resid = some(carry.resid), .pending = some(carry.pending)};
-}
-
-std::vector<double> Generator::log_probabilities(std::span<const std::int32_t> tokens,
-                                                 std::int64_t first, bool adapted) {
-  constexpr std::int64_t kRows = 32;  // whose logits are in memory at once
-  const std::int64_t seen = std::ssize(tokens) - 1;
-  adapted_ = adapted;
-  const model::Carry carry = carry_of(tokens.first(static_cast<std::size_t>(seen)));
-  adapted_ = true;
-  std::vector<double> all;
-  const Scratch::Mark before = scratch_[turn_].mark();
-  for (std::int64_t row = first - 1; row < seen; row += kRows) {
-    scratch_[turn_].back_to(before);
-    const std::int64_t count = std::min(kRows, seen - row);
-    const std::span<const float> logits = logits_of(1, rows_of(carry, {row, row + count}));
-    const std::size_t vocab = logits.size() / static_cast<std::size_t>(count);
-    for (std::int64_t i = 0; i < count; ++i) {
-      all.push_back(log_probability(logits.subspan(static_cast<std::size_t>(i) * vocab, vocab),
-                                    tokens[static_cast<std::size_t>(row + i + 1)]));
-    }
-  }
-  return all;
-}
-
-std::vector<float> Generator::values(std::span<const std::int32_t> tokens, std::int64_t first) {
-  const std::int64_t seen = std::ssize(tokens) - 1;
-  const model::Carry carry = carry_of(tokens.first(static_cast<std::size_t>(seen)));
-  const std::int64_t count = seen - (first - 1);
-  model::UnitContext u =
-      context_of({.batch = 1, .sequence = count, .tokens = {}, .targets = {}, .samples = {}});
-  const View all = model::head_values(u, config_, model::head_weights(units_),
-                                      rows_of(carry, {first - 1, seen}));
-  std::vector<float> values(static_cast<std::size_t>(count));
-  tier_.read(all.data, std::as_writable_bytes(std::span(values)));
-  return values;
 }
 
 std::span<const float> Generator::advance_each(std::span<const std::int32_t> tokens) {

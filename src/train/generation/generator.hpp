@@ -41,10 +41,6 @@ class Generator final : public Decoder {
   Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
             const ParameterSource& parameters, GeneratorOptions options = {});
 
-  /// Sets the parameters that `which` is true of to others; what slots have seen is as it was.
-  void set_parameters(const ParameterSource& parameters,
-                      const std::function<bool(const model::ParamDesc&)>& which);
-
   std::int64_t context() const override { return context_; }
   std::int64_t slots() const override { return std::ssize(lengths_); }
   std::int64_t length(std::int64_t slot = 0) const override {
@@ -60,14 +56,9 @@ class Generator final : public Decoder {
   /// Forgets what the first slot has seen; returns the logits of a sample: (tokens, vocab), or
   /// (classes) where outputs are pooled.
   std::span<const float> whole(std::span<const std::int32_t> tokens);
-  /// Likewise log p of each of a sample's tokens from number `first`, at least 1, on, after those
-  /// before it. `adapted`: of the model with its adapters, if it has some.
-  std::vector<double> log_probabilities(std::span<const std::int32_t> tokens, std::int64_t first,
-                                        bool adapted = true);
-  /// Likewise the values of the states that these tokens are said in, of a model that has some.
-  std::vector<float> values(std::span<const std::int32_t> tokens, std::int64_t first);
 
  private:
+  void set_parameters(const ParameterSource& parameters);
   View make(DType type, std::initializer_list<std::int64_t> extents);
   /// The elements of a part of a unit, in the type that they are kept in.
   void load(const View& part, const std::function<void(std::span<float>)>& read);
@@ -100,7 +91,6 @@ class Generator final : public Decoder {
   std::vector<model::KvCache> caches_;  // of each layer
   View cached_;                         // (slots, 4), of the call under way
   std::vector<std::int64_t> lengths_;   // of each slot
-  bool adapted_ = true;                 // whether adapters count
   std::vector<float> logits_;
   std::vector<std::unique_ptr<memory::Arena>> owned_;
   /// What a layer needs: blocks that are kept, and used from their begin again.
@@ -108,14 +98,7 @@ class Generator final : public Decoder {
    public:
     explicit Scratch(memory::Tier& tier) : tier_(tier) {}
     std::byte* take(std::int64_t bytes);
-    void reset() { back_to({}); }
-    /// How far it is used; what was taken since is free again.
-    struct Mark {
-      std::size_t block = 0;
-      std::int64_t used = 0;
-    };
-    Mark mark() const { return {block_, used_}; }
-    void back_to(Mark mark) { block_ = mark.block, used_ = mark.used; }
+    void reset() { block_ = 0, used_ = 0; }
     bool has(const std::byte* at) const;
 
    private:

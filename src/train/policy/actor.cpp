@@ -1,126 +1,117 @@
 #include "train/policy/actor.hpp"
 
-#include <algorithm>
-#include <set>
-#include <string>
-
-#include "core/bytes.hpp"
+#include "setup/budget.hpp"
+#include "train/guards/leave.hpp"
 
 namespace tessera::train {
-namespace {
 
-GeneratorOptions options_of(const deck::Deck& deck, const plan::PlanInputs& inputs) {
-  return {.type = inputs.numerics.compute,
-          .slots = deck.rollout.slots,
-          .most = deck.batch.sequence,
-          .most_head_dim = backend::most_head_dim(deck.run.backend)};
-}
-
-std::set<std::string> names_of_trained(const Run& run) {
-  std::set<std::string> names;
-  for (const model::UnitDesc& unit : run.engine->inputs().model.units) {
-    if (!unit.traits.trained) continue;
-    for (const model::ParamDesc& p : unit.params) names.insert(p.name);
-  }
-  return names;
-}
-
-/// Whether a reference model takes memory of its own: where weights are trained that it has too, be
-/// it those of adapters.
 bool has_own_reference(const deck::Deck& deck) {
-  if (deck.task.kl == 0) return false;
+  if (!deck::draws_answers(deck.task.kind) || deck.task.kl == 0) return false;
   return deck.model.adapter.kind == deck::AdapterKind::none || open_init_from(deck).has_adapters();
 }
 
-/// Which says nothing of values.
-model::ModelConfig reference_config(const plan::PlanInputs& inputs) {
-  model::ModelConfig config = inputs.model.config;
-  config.head.values = false;
-  return config;
+std::size_t add_sample(data::StepTokens& step, const Said& said, const data::DocumentRule& rule) {
+  const auto& [prompt, answer] = said;
+  const std::size_t first = step.tokens.size(),
+                    length = static_cast<std::size_t>(step.share.sequence),
+                    count = prompt.size() + answer.size() - 1, target = first + prompt.size() - 1;
+  TESSERA_CHECK(count <= length, "a prompt of {} and an answer of {} tokens in {}", prompt.size(),
+                answer.size(), length);
+  step.tokens.insert(step.tokens.end(), prompt.begin(), prompt.end());
+  step.tokens.insert(step.tokens.end(), answer.begin(), answer.end() - 1);
+  step.tokens.resize(first + length);
+  step.targets.resize(first + length, -1);
+  std::ranges::copy(answer, step.targets.begin() + static_cast<std::ptrdiff_t>(target));
+  step.counted.push_back(std::ssize(answer));
+  step.tallies.push_back(0);
+  std::vector<std::int64_t> ends{static_cast<std::int64_t>(count)};
+  rule.add_padding(ends, ends.front(), step.share.sequence);
+  step.add_documents(ends, step.share.sequence);
+  return target;
 }
 
-GeneratorBytes bytes_of(const deck::Deck& deck, const plan::PlanInputs& inputs,
-                        bool own_reference) {
-  const GeneratorOptions options = options_of(deck, inputs);
-  GeneratorBytes bytes = generator_bytes(inputs.model.config, options);
-  if (own_reference) bytes.model += generator_bytes(reference_config(inputs), options).model;
-  return bytes;
-}
-
-}  // namespace
-
-GeneratorBytes actor_bytes(const deck::Deck& deck, const plan::PlanInputs& inputs) {
-  if (!deck::draws_answers(deck.task.kind)) return {};
-  return bytes_of(deck, inputs, has_own_reference(deck));
-}
-
-Actor::Actor(Run& run) : run_(run), hardware_(run.deck, run.job, true) {
+Actor::Actor(Run& run)
+    : run_(run),
+      documents_(data::document_rule(run.deck)),
+      decoder_(*run.engine, run.job, setup::rollout_size(run.deck)),
+      reference_deck_(setup::reference_deck(run.loaded)) {
   bool own_reference = false;
-  run.control.together([&] {
-    own_reference = has_own_reference(run.deck);
-    check_memory(own_reference);
-  });
-  if (own_reference) run.control.together([&] { open_reference(); });
-}
-
-void Actor::open_reference() {
-  const io::HfModel source = open_init_from(run_.deck);
-  GeneratorOptions options = options_of(run_.deck, run_.engine->inputs());
-  options.slots = 1;
-  reference_.emplace(
-      reference_config(run_.engine->inputs()), *hardware_.backend.device,
-      *hardware_.backend.device_tier,
-      [&](const model::ParamDesc& p, Range range, std::span<float> out) {
-        source.read(p.name, range.begin, out);
-      },
-      options);
-}
-
-std::vector<float> Actor::reference_losses(std::span<const std::int32_t> tokens,
-                                           std::int64_t first) {
-  const std::vector<double> log_p = reference_
-                                        ? reference_->log_probabilities(tokens, first)
-                                        : generator_->log_probabilities(tokens, first, false);
-  std::vector<float> losses;
-  for (const double p : log_p) losses.push_back(static_cast<float>(-p));
-  return losses;
-}
-
-void Actor::check_memory(bool own_reference) const {
-  if (!hardware_.backend.device_tier->of_host()) return;
-  const auto nodes = run_.job.mpi.node_of();
-  const std::int64_t processes =
-      std::ranges::count(nodes, nodes[static_cast<std::size_t>(run_.job.mpi.rank())]);
-  const auto [model, cache] = bytes_of(run_.deck, run_.engine->inputs(), own_reference);
-  const std::int64_t free = memory::available_bytes();
-  if (model + cache <= free / processes) return;
-  throw MemoryError(fmt::format(
-      "to draw answers a rank needs {} for {} and {} for keys and values of {} of {}, but this "
-      "node has {} left for {}: use fewer rollout.slots, a smaller batch.sequence, or fewer ranks "
-      "a "
-      "node",
-      human_bytes(model), own_reference ? "two models" : "the model", human_bytes(cache),
-      count_text(run_.deck.rollout.slots, "sequence"),
-      count_text(run_.deck.batch.sequence, "token"), human_bytes(free),
-      count_text(processes, "rank")));
-}
-
-void Actor::refresh() {
-  const ModelState& state = run_.engine->state();
-  const ParameterSource weights = [&](const model::ParamDesc& parameter, Range range,
-                                      std::span<float> out) {
-    state.own_weights(parameter, range, out);
-    run_.control.unite(out);
-  };
-  if (!generator_) {
-    generator_.emplace(run_.engine->inputs().model.config, *hardware_.backend.device,
-                       *hardware_.backend.device_tier, weights,
-                       options_of(run_.deck, run_.engine->inputs()));
-    return;
+  run.control.together([&] { own_reference = has_own_reference(run.deck); });
+  if (!own_reference) return;
+  const plan::PlanShape shape =
+      setup::score_shape(reference_deck_.deck, plan::Scores::losses, run.engine->batch_ranks());
+  try {
+    reference_.emplace(reference_deck_, run.job, shape, "master");
+    plan::ArenaBytes both = run.engine->ledger().arenas;
+    for (std::size_t i = 0; i < plan::kArenas; ++i)
+      both[i] += reference_->engine().ledger().arenas[i];
+    run.control.together(
+        [&] { setup::check_budget(run.loaded, run.engine->inputs().layout.mesh, both); });
+  } catch (MemoryError& e) {
+    e.add_context("the reference model that task.kl compares with, beside the one that is trained");
+    throw;
   }
-  const std::set<std::string> trained = names_of_trained(run_);
-  generator_->set_parameters(
-      weights, [&](const model::ParamDesc& parameter) { return trained.contains(parameter.name); });
+}
+
+std::vector<std::vector<float>> Actor::reference_losses(std::span<const Said> answers) {
+  if (!reference_)
+    return score(*run_.engine, setup::base_shape(run_.deck, run_.engine->batch_ranks()), answers);
+  Engine& engine = reference_->engine();
+  return score(engine,
+               setup::score_shape(reference_deck_.deck, plan::Scores::losses, engine.batch_ranks()),
+               answers);
+}
+
+std::vector<std::vector<float>> Actor::values(std::span<const Said> answers) {
+  return score(*run_.engine,
+               setup::score_shape(run_.deck, plan::Scores::values, run_.engine->batch_ranks()),
+               answers);
+}
+
+std::vector<std::vector<float>> Actor::score(Engine& engine, const plan::PlanShape& shape,
+                                             std::span<const Said> answers) const {
+  std::vector<std::size_t> first;  // of each answer's tokens, among those of all
+  std::size_t tokens = 0;
+  for (const Said& said : answers)
+    first.push_back(std::exchange(tokens, tokens + said.answer.size()));
+  std::vector<float> all(tokens);
+  const data::BatchShare share = engine.share(shape);
+  const std::int64_t pass = share.data_ranks * share.micro_batches * share.micro;
+  for (std::int64_t begin = 0; begin < std::ssize(answers); begin += pass) {
+    data::StepTokens step{.first = begin, .share = share};
+    std::vector<std::int64_t> which;  // answer, of each of this rank's samples
+    for (std::int64_t k = 0; k < share.micro_batches; ++k) {
+      for (std::int64_t b = 0; b < share.micro; ++b) {
+        // Where there are no more answers the last one takes the place of others.
+        which.push_back(std::min(begin + share.first_sample(k) + b, std::ssize(answers) - 1));
+        step.samples.push_back(which.back());
+        add_sample(step, answers[static_cast<std::size_t>(which.back())], documents_);
+      }
+    }
+    step.keep_chunks(documents_.positions);
+    std::span<const float> scores = or_leave_alone(
+        run_.job, run_.directory, [&] { return engine.score(engine.prepared(shape), step); });
+    if (scores.empty()) continue;
+    share.each_row([&](std::int64_t sample, std::int64_t start, std::int64_t length) {
+      const auto answer = static_cast<std::size_t>(at(which, sample));
+      const Said& said = answers[answer];
+      const std::int64_t said_at = std::ssize(said.prompt) - 1;
+      const Range there =
+          intersect({start, start + length}, {said_at, said_at + std::ssize(said.answer)});
+      for (std::int64_t t = there.begin; t < there.end; ++t) {
+        all[first[answer] + static_cast<std::size_t>(t - said_at)] =
+            scores[static_cast<std::size_t>(t - start)];
+      }
+      scores = scores.subspan(static_cast<std::size_t>(length));
+    });
+  }
+  run_.control.unite(all);
+  std::vector<std::vector<float>> of_each;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const auto from = all.begin() + static_cast<std::ptrdiff_t>(first[i]);
+    of_each.emplace_back(from, from + std::ssize(answers[i].answer));
+  }
+  return of_each;
 }
 
 }  // namespace tessera::train

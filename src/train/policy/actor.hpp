@@ -1,43 +1,52 @@
-// The model that is trained, as it draws answers: all of it on each rank, in the type that training
-// computes in.
+// The model that is trained, as it draws answers and says how good they are: with the parameters
+// that training has, on its layout. And the model that the run began with.
 #pragma once
 
 #include <optional>
+#include <span>
+#include <vector>
 
-#include "train/generation/generator.hpp"
+#include "train/generation/engine_decoder.hpp"
 #include "train/run.hpp"
+#include "train/trained_engine.hpp"
 
 namespace tessera::train {
 
-/// What a rank that draws keeps in the device's memory beside the state: the model, and the
-/// reference model where that is one of its own; keys and values. Nothing of a deck that draws
-/// nothing.
-GeneratorBytes actor_bytes(const deck::Deck& deck, const plan::PlanInputs& inputs);
+/// Whether the model that a run begins with takes memory of its own beside the trained one: where
+/// weights are trained that it has too, be it those of adapters, and task.kl is above 0.
+bool has_own_reference(const deck::Deck& deck);
+
+/// The tokens of an answer, at least one, behind those of its prompt.
+struct Said {
+  std::span<const std::int32_t> prompt, answer;
+};
+/// Adds them as a sample of a step, without its number: the answer's tokens are the targets that
+/// count, and padding follows. Returns at which target of the step the answer begins.
+std::size_t add_sample(data::StepTokens& step, const Said& said, const data::DocumentRule& rule);
 
 class Actor {
  public:
-  /// Collective. MemoryError, on every rank, where a rank's memory has no room for the model beside
-  /// its state, and for the keys and values of rollout.slots sequences.
+  /// Collective. Opens the reference model, where one of its own is wanted. MemoryError, on every
+  /// rank, where that one does not fit beside training.
   explicit Actor(Run& run);
 
-  /// Takes over the weights as the last step has left them, on every layout: each rank has its part
-  /// of them from those that keep it. Collective.
-  void refresh();
-  Generator& generator() { return *generator_; }
-
-  /// -log p of an answer's tokens, behind a prompt of `first` tokens, under the model that the run
-  /// began with: what adapters are beside, or else a model of its own, in memory where task.kl is
-  /// above 0. Forgets what the first slot has seen.
-  std::vector<float> reference_losses(std::span<const std::int32_t> tokens, std::int64_t first);
+  EngineDecoder& decoder() { return decoder_; }
+  /// -log p of each of the answers' tokens under the model that the run began with: what adapters
+  /// are beside, or else a model of its own. Collective; every rank has all answers, and gets what
+  /// is said of all.
+  std::vector<std::vector<float>> reference_losses(std::span<const Said> answers);
+  /// Likewise the values of the states that the tokens were said in.
+  std::vector<std::vector<float>> values(std::span<const Said> answers);
 
  private:
-  void check_memory(bool own_reference) const;
-  void open_reference();
+  std::vector<std::vector<float>> score(Engine& engine, const plan::PlanShape& shape,
+                                        std::span<const Said> answers) const;
 
   Run& run_;
-  Hardware hardware_;
-  std::optional<Generator> generator_;  // from the first refresh() on
-  std::optional<Generator> reference_;  // where one is wanted that adapters are not beside
+  data::DocumentRule documents_;
+  EngineDecoder decoder_;
+  deck::LoadedDeck reference_deck_;
+  std::optional<TrainedEngine> reference_;  // where it is one of its own
 };
 
 }  // namespace tessera::train

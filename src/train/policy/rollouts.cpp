@@ -81,14 +81,17 @@ std::string Rollouts::text_of(const Answer& answer) const {
   return text;
 }
 
-std::vector<Rollouts::Answer> Rollouts::draw(std::int64_t first, std::int64_t count) {
+std::optional<std::vector<Rollouts::Answer>> Rollouts::draw(std::int64_t first,
+                                                            std::int64_t count) {
+  constexpr int kTokens = 16;  // of each sequence, between two agreements of the ranks
   const SamplingRule rule{.seed = static_cast<std::uint64_t>(run_.deck.run.seed)};
   StopRule stop{.most = *run_.deck.rollout.tokens,
                 .ends = prompts_.ends,
                 .texts = {},
                 .text_of = [](std::int32_t) { return std::string_view(); }};
   std::vector<Answer> answers;
-  Completions completions(actor_.generator(), rule, std::move(stop), true);
+  EngineDecoder& decoder = actor_.decoder();
+  Completions completions(decoder, rule, std::move(stop), true);
   completions.done = [&](Completion&& made) {
     Answer& answer = answers.emplace_back();
     answer.number = static_cast<std::int64_t>(made.number);
@@ -96,27 +99,46 @@ std::vector<Rollouts::Answer> Rollouts::draw(std::int64_t first, std::int64_t co
     answer.tokens = std::move(made.tokens);
     for (const double log_p : made.log_p) answer.drawn.push_back(static_cast<float>(-log_p));
   };
-  const std::int64_t ranks = run_.control.size();
-  std::int64_t next = first + run_.control.rank();
-  while (next < first + count || !completions.idle()) {
-    for (; next < first + count && completions.free() > 0; next += ranks) {
-      const Completions::Prompt prompt{.number = static_cast<std::uint64_t>(next),
-                                       .tokens = prompt_of(next).tokens};
-      completions.add(std::span(&prompt, 1));
+  const comm::Control& control = run_.control;
+  const std::int64_t ranks = run_.engine->inputs().layout.mesh.data;
+  std::int64_t next = first + run_.engine->place().data;
+  for (bool more = true; more;) {
+    std::vector<Completions::Prompt> begun;
+    std::vector<std::int64_t> lengths;
+    for (; next < first + count && std::ssize(begun) < completions.free(); next += ranks) {
+      begun.push_back(
+          {.number = static_cast<std::uint64_t>(next), .tokens = prompt_of(next).tokens});
+      lengths.push_back(std::ssize(begun.back().tokens));
     }
-    if (!completions.idle()) completions.step();
+    const std::int64_t passes = control.max(decoder.passes_of(lengths));
+    std::int64_t diverged = 0;
+    control.together([&] {
+      try {
+        go_on(decoder, completions, begun, passes, kTokens);
+      } catch (const NonFiniteError&) {
+        diverged = 1;
+      }
+    });
+    if (control.max(diverged) > 0) {
+      for (std::int64_t slot = 0; slot < decoder.slots(); ++slot) decoder.forget(slot);
+      return std::nullopt;
+    }
+    more = control.max(std::int64_t{next < first + count || !completions.idle() ? 1 : 0}) > 0;
   }
-  std::ranges::sort(answers, {}, &Answer::number);
-  for (Answer& answer : answers) {
-    const std::vector<std::int32_t>& prompt = prompt_of(answer.number).tokens;
-    const std::int64_t begin = std::ssize(prompt);
-    std::vector<std::int32_t> all = prompt;
-    all.insert(all.end(), answer.tokens.begin(), answer.tokens.end());
-    if (run_.deck.task.kl > 0) answer.reference = actor_.reference_losses(all, begin);
-    if (deck::has_values(run_.deck.task.kind))
-      answer.values = actor_.generator().values(all, begin);
-  }
+  // The ranks of one model have drawn the same.
+  if (!run_.engine->counts_targets()) answers.clear();
   return answers;
+}
+
+void Rollouts::score() {
+  std::vector<Said> said;
+  for (const Answer& answer : answers_)
+    said.push_back({.prompt = prompt_of(answer.number).tokens, .answer = answer.tokens});
+  const auto set = [&](std::vector<float> Answer::*which, std::vector<std::vector<float>> scores) {
+    for (std::size_t i = 0; i < answers_.size(); ++i) answers_[i].*which = std::move(scores[i]);
+  };
+  if (run_.deck.task.kl > 0) set(&Answer::reference, actor_.reference_losses(said));
+  if (deck::has_values(run_.deck.task.kind)) set(&Answer::values, actor_.values(said));
 }
 
 void Rollouts::judge(std::vector<Answer>& answers) {
@@ -137,8 +159,6 @@ std::vector<Rollouts::Answer> Rollouts::exchange(const std::vector<Answer>& own)
     packed.put(answer.ending);
     packed.put_all(answer.tokens);
     packed.put_all(answer.drawn);
-    packed.put_all(answer.reference);
-    packed.put_all(answer.values);
   }
   const std::string mine = packed.take();
   std::string all;
@@ -151,8 +171,6 @@ std::vector<Rollouts::Answer> Rollouts::exchange(const std::vector<Answer>& own)
     answer.ending = bytes.get<Ending>();
     answer.tokens = bytes.get_all<std::int32_t>();
     answer.drawn = bytes.get_all<float>();
-    answer.reference = bytes.get_all<float>();
-    answer.values = bytes.get_all<float>();
   }
   std::ranges::sort(answers, {}, &Answer::number);
   return answers;
@@ -264,28 +282,23 @@ void Rollouts::begin_round(std::int64_t first, std::int64_t count) {
   run_.job.whereabouts.begin("drawing answers for", step);
   const comm::Control& control = run_.control;
   const auto begin = SteadyClock::now();
-  actor_.refresh();
-  std::vector<Answer> own;
-  double drawing = 0, judging = 0;
-  bool diverged = false;
-  control.together([&] {
-    try {
-      own = draw(first, count);
-    } catch (const NonFiniteError&) {
-      diverged = true;
-      return;
-    }
-    drawing = seconds_since(begin);
-    judge(own);
-    judging = seconds_since(begin) - drawing;
-  });
+  actor_.decoder().renew();
+  std::optional<std::vector<Answer>> own = draw(first, count);
+  const double drawing = seconds_since(begin);
+  if (!own) {
+    run_.job.whereabouts.begin("training", step);
+    return spoil(first, count);
+  }
+  control.together([&] { judge(*own); });
+  const double judging = seconds_since(begin) - drawing;
+  answers_ = exchange(*own);
+  score();
+  const double scoring = seconds_since(begin) - drawing - judging;
   run_.job.whereabouts.begin("training", step);
-  if (control.max(std::int64_t{diverged ? 1 : 0}) > 0) return spoil(first, count);
-  answers_ = exchange(own);
   std::vector<double> rewards;
   for (const Answer& answer : answers_) rewards.push_back(answer.reward);
   compare(rewards);
-  summary_ = {.drawing_s = control.max(drawing), .judging_s = control.max(judging)};
+  summary_ = {.drawing_s = control.max(drawing + scoring), .judging_s = control.max(judging)};
   summarise(rewards);
 }
 
@@ -313,45 +326,30 @@ void Rollouts::begin(std::int64_t first, const data::BatchShare& share) {
   for (std::int64_t k = 0; k < share.micro_batches; ++k) {
     for (std::int64_t b = 0; b < share.micro; ++b) {
       const std::int64_t which = share.first_sample(k) + b;
-      add(static_cast<std::size_t>(of_round + which), at(weight, which), share);
+      add(static_cast<std::size_t>(of_round + which), at(weight, which));
     }
   }
   current_.keep_chunks(documents_.positions);
 }
 
-/// A sample is a prompt with its answer, whose tokens are the targets that count, and padding.
-void Rollouts::add(std::size_t which, double weight, const data::BatchShare& share) {
+void Rollouts::add(std::size_t which, double weight) {
   const Answer& answer = answers_[which];
-  const std::vector<std::int32_t>& prompt = prompt_of(answer.number).tokens;
-  const std::size_t first = current_.tokens.size(),
-                    length = static_cast<std::size_t>(share.sequence),
-                    count = prompt.size() + answer.tokens.size() - 1,
-                    target = first + prompt.size() - 1;
-  TESSERA_CHECK(count <= length, "a prompt of {} and an answer of {} tokens in {}", prompt.size(),
-                answer.tokens.size(), length);
-  current_.tokens.insert(current_.tokens.end(), prompt.begin(), prompt.end());
-  current_.tokens.insert(current_.tokens.end(), answer.tokens.begin(), answer.tokens.end() - 1);
-  current_.tokens.resize(first + length);
-  const auto put = [&](auto& into, auto padding, const auto& values) {
-    into.resize(first + length, padding);
+  current_.samples.push_back(answer.number);
+  const std::size_t target = add_sample(
+      current_, {.prompt = prompt_of(answer.number).tokens, .answer = answer.tokens}, documents_);
+  const auto put = [&](std::vector<float>& into, const std::vector<float>& values) {
+    into.resize(current_.tokens.size());
     std::ranges::copy(values, into.begin() + static_cast<std::ptrdiff_t>(target));
   };
-  put(current_.targets, -1, answer.tokens);
   const std::vector<float> advantages(answer.advantages.begin(), answer.advantages.end()),
       weights(answer.tokens.size(), static_cast<float>(weight));
   const bool values = deck::has_values(run_.deck.task.kind), before = run_.deck.rollout.steps > 1;
-  put(current_.advantages, 0.0F, advantages);
-  if (run_.deck.task.mean == deck::AnswerMean::answers) put(current_.weights, 0.0F, weights);
-  if (before) put(current_.drawn_losses, 0.0F, answer.drawn);
-  if (run_.deck.task.kl > 0 && !values) put(current_.reference_losses, 0.0F, answer.reference);
-  if (values) put(current_.returns, 0.0F, answer.returns);
-  if (values && before) put(current_.drawn_values, 0.0F, answer.values);
-  current_.samples.push_back(answer.number);
-  current_.counted.push_back(std::ssize(answer.tokens));
-  current_.tallies.push_back(0);
-  std::vector<std::int64_t> ends{static_cast<std::int64_t>(count)};
-  documents_.add_padding(ends, ends.front(), share.sequence);
-  current_.add_documents(ends, share.sequence);
+  put(current_.advantages, advantages);
+  if (run_.deck.task.mean == deck::AnswerMean::answers) put(current_.weights, weights);
+  if (before) put(current_.drawn_losses, answer.drawn);
+  if (run_.deck.task.kl > 0 && !values) put(current_.reference_losses, answer.reference);
+  if (values) put(current_.returns, answer.returns);
+  if (values && before) put(current_.drawn_values, answer.values);
 }
 
 std::string Rollouts::to_lines() const {

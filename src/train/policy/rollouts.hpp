@@ -3,6 +3,7 @@
 // GRPO; Schulman et al. 2017, PPO).
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,9 +61,11 @@ class Rollouts final : public data::StepSource {
   std::int64_t left_of_round() const;
   /// Draws a round; its later steps learn from what the first ones have left.
   void begin_round(std::int64_t first, std::int64_t count);
-  /// This rank's, of so many.
-  std::vector<Answer> draw(std::int64_t first, std::int64_t count);
+  /// This rank's, of so many; nothing where the model has diverged. Collective.
+  std::optional<std::vector<Answer>> draw(std::int64_t first, std::int64_t count);
   void judge(std::vector<Answer>& answers);
+  /// Has the reference model, and that of values, say what they do of all answers. Collective.
+  void score();
   /// All ranks' answers on every rank.
   std::vector<Answer> exchange(const std::vector<Answer>& own) const;
   void summarise(std::span<const double> rewards);
@@ -76,7 +79,7 @@ class Rollouts final : public data::StepSource {
   /// By answer of the step that begins with this one, what each of its targets weighs in the mean
   /// over all.
   std::vector<double> weights(std::size_t begin, std::size_t count) const;
-  void add(std::size_t which, double weight, const data::BatchShare& share);
+  void add(std::size_t which, double weight);
 
   Run& run_;
   const data::Prompts& prompts_;

@@ -1,8 +1,10 @@
 // What ranks send and hold.
 #include <algorithm>
+#include <array>
 
 #include "core/bytes.hpp"
 #include "plan/passes/blocks.hpp"
+#include "setup/generation.hpp"
 #include "train/policy/actor.hpp"
 #include "verbs/check/check.hpp"
 
@@ -89,6 +91,21 @@ std::string shapes_text(const Checked& checked) {
   return text;
 }
 
+/// The most that a rank has of a reference model of its own, beside the model that is trained.
+std::optional<std::int64_t> reference_bytes(const Checked& checked) {
+  const Planner& p = checked.planner;
+  if (!train::has_own_reference(p.loaded.deck)) return std::nullopt;
+  const deck::LoadedDeck reference = setup::reference_deck(p.loaded);
+  const std::array shapes{
+      setup::score_shape(reference.deck, plan::Scores::losses, p.inputs.layout.mesh.batch_ranks())};
+  const plan::PlanInputs inputs = p.inputs_of(reference.deck, shapes);
+  std::int64_t most = 0;
+  for (const RankFigures& f :
+       plan::survey(inputs, shapes, plan::largest_places(inputs), p.devices).ranks)
+    most = std::max(most, plan::device_bytes(f.ledger.arenas) + plan::host_bytes(f.ledger.arenas));
+  return most;
+}
+
 }  // namespace
 
 std::string traffic_text(const Checked& checked) {
@@ -126,12 +143,9 @@ std::string memory_text(const Checked& checked) {
     row(fmt::format("arena {}, bytes", word),
         [&](const RankFigures& f) { return f.ledger.arena(id); });
   }
-  if (const auto [model, cache] = train::actor_bytes(checked.deck(), checked.planner.inputs);
-      model > 0) {
-    text += fmt::format(
-        "  and {} for the model that draws answers, {} for keys and values (no part of the "
-        "above)\n",
-        human_bytes(model), human_bytes(cache));
+  if (const auto bytes = reference_bytes(checked)) {
+    text += fmt::format("  and {} for the reference model of task.kl (no part of the above)\n",
+                        human_bytes(*bytes));
   }
   if (checked.planner.inputs.layout.nccl) {
     text +=

@@ -11,7 +11,9 @@
 #include "core/terminal.hpp"
 #include "data/prompts.hpp"
 #include "io/finite.hpp"
+#include "setup/generation.hpp"
 #include "setup/inputs.hpp"
+#include "train/generation/engine_decoder.hpp"
 #include "verbs/generate/layout.hpp"
 #include "verbs/generate/prompts.hpp"
 #include "verbs/generate/results.hpp"
@@ -166,23 +168,12 @@ class Batch {
     }
     return most;
   }
-  /// What was dealt begins, and each sequence gets some tokens. Where ranks make their passes in
-  /// step, as many are made whatever happens to this one's.
+  /// What was dealt begins, and each sequence gets some tokens.
   void go_on(const ordered_json& dealt) {
-    const std::int64_t passes = decoder_.passed() + most_passes(dealt) + kSteps;
-    std::exception_ptr failed;
-    try {
-      std::vector<train::Completions::Prompt> begun;
-      for (const std::int64_t number : dealt[static_cast<std::size_t>(place_.data)])
-        begun.push_back(
-            {.number = static_cast<std::uint64_t>(number), .tokens = prompt_of(number)});
-      completions_.add(begun);
-      for (int i = 0; i < kSteps && !completions_.idle(); ++i) completions_.step();
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    while (decoder_.in_step() && decoder_.passed() < passes) decoder_.idle();
-    if (failed) std::rethrow_exception(failed);
+    std::vector<train::Completions::Prompt> begun;
+    for (const std::int64_t number : dealt[static_cast<std::size_t>(place_.data)])
+      begun.push_back({.number = static_cast<std::uint64_t>(number), .tokens = prompt_of(number)});
+    train::go_on(decoder_, completions_, begun, most_passes(dealt), kSteps);
   }
 
   void keep(train::Completion&& made) {
@@ -281,7 +272,7 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
   const comm::Control& control = job.control;
   std::vector<Prompt> prompts;
   std::optional<deck::LoadedDeck> loaded;
-  std::optional<train::DecoderSize> size;
+  std::optional<setup::DecoderSize> size;
   std::optional<Results> results;
   control.together([&] {
     if (control.rank() == 0) Results::check_new(o.out);
@@ -291,9 +282,9 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
     std::int64_t most = 1;
     for (const Prompt& prompt : prompts)
       most = std::max(most, std::min(context, std::ssize(prompt.tokens) + o.tokens));
-    size = decoder_size(o, loaded->deck, most);
+    size = setup::decoder_size(loaded->deck, o.batch, most);
   });
-  const auto shapes = train::decoder_shapes(*size);
+  const auto shapes = setup::generation_shapes(loaded->deck, *size);
   std::optional<train::Engine> made;
   try {
     made.emplace(*loaded, job, shapes, train::Hardware(loaded->deck, job, true));
@@ -319,6 +310,7 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
   const std::int64_t before = results ? results->lines() : 0;
   train::EngineDecoder decoder(engine, job, *size);
   train::Completions completions(decoder, o.rule, stop_rule(o, speaker), o.log_probabilities);
+  decoder.renew();
   Batch batch(o, control, prompts, decoder, engine.place(), completions,
               results ? &*results : nullptr);
   const auto begin = SteadyClock::now();

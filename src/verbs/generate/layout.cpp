@@ -11,11 +11,21 @@ namespace tessera::verbs {
 namespace {
 
 /// What --set may set: sections, which end with a dot, and keys.
-constexpr std::array<std::string_view, 13> kKeys = {
-    "parallel.tensor", "parallel.pipeline", "parallel.placement", "parallel.ranks_per_node",
-    "zero.stage",      "zero.prefetch",     "offload.parameters", "offload.nvme",
-    "offload.ahead",   "offload.block",     "offload.depth",      "frozen.",
-    "memory."};
+constexpr std::array<std::string_view, 15> kKeys = {"parallel.tensor",
+                                                    "parallel.pipeline",
+                                                    "parallel.placement",
+                                                    "parallel.experts",
+                                                    "parallel.ranks_per_node",
+                                                    "zero.stage",
+                                                    "zero.prefetch",
+                                                    "zero.secondary",
+                                                    "offload.parameters",
+                                                    "offload.nvme",
+                                                    "offload.ahead",
+                                                    "offload.block",
+                                                    "offload.depth",
+                                                    "frozen.",
+                                                    "memory."};
 constexpr std::array<std::string_view, 3> kRunKeys = {"run.threads", "run.reproducible",
                                                       "run.reproducible_tensor"};
 
@@ -70,18 +80,6 @@ deck::LoadedDeck generation_deck(const GenerateOptions& o, const ModelSource& so
         stage));
   }
   return loaded;
-}
-
-train::DecoderSize decoder_size(const GenerateOptions& o, const deck::Deck& deck,
-                                std::int64_t most) {
-  const bool layouts = deck.run.reproducible == deck::Reproducible::layout,
-             shards = deck.zero.stage == 3;
-  return {.slots = o.batch,
-          .room = most,
-          .prefill = layouts || deck.offload.parameters == deck::OffloadTier::none
-                         ? train::Prefill::one
-                         : train::Prefill::all,
-          .micro_batches = layouts || shards ? 1 : deck.parallel.pipeline};
 }
 
 }  // namespace tessera::verbs

@@ -37,6 +37,7 @@ TEST(Generation, IsProvedOnManyLayouts) {
     const auto pick = [&](int n) { return 1 + static_cast<std::int64_t>(random() % n); };
     const std::int64_t micro = pick(3), count = pick(3);
     generate(c, micro, count, pick(5), micro * count + pick(2) - 1);
+    c.shape.renews = pick(2) == 1;
     c.inputs.cache->latents = m.latent && pick(2) == 1;
     SCOPED_TRACE(i);
     expect_proved(c);
@@ -79,6 +80,62 @@ TEST(Generation, GathersAlikeInEveryPass) {
     EXPECT_GE(std::ssize(of_tokens), std::ssize(c.inputs.model.units) - 1);
     generate(c, 1, 1, 8, 6);
     EXPECT_EQ(gathers(make_plan(c.inputs, c.shape, {})), of_tokens);
+  }
+}
+
+/// An evaluation of K micro-batches whose scores the host reads.
+Case scored_case(Case c, Scores scores) {
+  c.shape.purpose = PlanPurpose::evaluate;
+  c.shape.scores = scores;
+  c.shape.adapted = false;
+  c.inputs.most_scores = c.shape.micro_batches * c.inputs.losses(c.shape) + 3;
+  return c;
+}
+
+TEST(Scores, AreProvedOnManyLayouts) {
+  std::mt19937 random(31);
+  int proved = 0;
+  for (int i = 0; i < 200; ++i) {
+    Case c = random_case(random);
+    const model::ModelConfig& m = c.inputs.model.config;
+    if (m.head.labels > 0 || m.head.pooling != Pooling::none || c.inputs.preference) continue;
+    const Scores scores = m.head.values && random() % 2 == 0 ? Scores::values : Scores::losses;
+    SCOPED_TRACE(i);
+    expect_proved(scored_case(c, scores));
+    ++proved;
+  }
+  EXPECT_GT(proved, 80);
+}
+
+// Parameters cross between nodes in the pass that renews what nodes keep of them, and in no other.
+TEST(Generation, BringsParametersFromOtherNodesOnce) {
+  const auto crosses = [](const Plan& plan) {
+    std::int64_t bytes = 0;
+    for (const Op& op : plan.ops) bytes += wire_bytes_of(plan, op).inter;
+    return bytes;
+  };
+  for (const bool codes : {false, true}) {
+    Case c = make_case(3, 4, 1, ReduceWhen::step);
+    c.inputs.layout.node_of = {0, 0, 1, 1};
+    c.inputs.state_for = PlanPurpose::generate;
+    if (codes) {
+      c.inputs.model.config.frozen = {"block.*"};
+      c.inputs.model.units = model::model_units(c.inputs.model.config, 1,
+                                                {.codes = kernels::BlockFormat{.block = 16}});
+    }
+    generate(c, 6, 1, 1, 6);
+    const Plan plain = make_plan(c.inputs, c.shape, {.data = 1});
+    c.inputs.sharding.secondary = ShardingInputs::Secondary{};
+    Plan kept = make_plan(c.inputs, c.shape, {.data = 1});
+    c.shape.renews = true;
+    const Plan renewing = make_plan(c.inputs, c.shape, {.data = 1});
+    EXPECT_GT(crosses(renewing), 0);
+    EXPECT_LT(crosses(renewing), crosses(plain));  // which gathers the tied matrix twice
+    EXPECT_EQ(crosses(kept), 0);
+    // The next pass has what this one leaves; without that there is nothing.
+    EXPECT_NO_THROW(check(kept));
+    kept.shape.renews = true;
+    EXPECT_THROW(check(kept), InternalError);
   }
 }
 
@@ -151,6 +208,35 @@ TEST(Generation, IsRefusedWhereItGoesOnFromWhatIsNotThere) {
     }
     EXPECT_THROW(check(without), InternalError);
   }
+}
+
+// Each micro-batch's targets once, in their own place.
+TEST(Scores, AreRefusedWhereTheyAreOfOthers) {
+  const auto copies = [](Plan& plan) {
+    std::vector<kernels::Convert*> all;
+    for (Op& op : plan.ops) {
+      auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+      auto* convert = kernel == nullptr ? nullptr : std::get_if<kernels::Convert>(kernel);
+      if (convert != nullptr && buffer_of(convert->out) == buffer_of(plan.scores))
+        all.push_back(convert);
+    }
+    return all;
+  };
+  const Case c = scored_case(make_case(1, 2, 2, ReduceWhen::step), Scores::losses);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  EXPECT_NO_THROW(check(plan));
+  Plan swapped = plan;
+  ASSERT_EQ(copies(swapped).size(), 2U);
+  std::swap(copies(swapped)[0]->out, copies(swapped)[1]->out);
+  EXPECT_THROW(check(swapped), InternalError);
+  Plan lost = plan;
+  for (Op& op : lost.ops) {
+    auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+    if (kernel == nullptr || !std::holds_alternative<kernels::Convert>(*kernel)) continue;
+    *kernel = kernels::Fill{.out = std::get<kernels::Convert>(*kernel).x};
+    break;
+  }
+  EXPECT_THROW(check(lost), InternalError);
 }
 
 }  // namespace

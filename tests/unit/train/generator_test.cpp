@@ -170,39 +170,6 @@ TEST(Generator, ComputesInSixteenBitsAsTrainingDoes) {
   }
 }
 
-// Of all tokens at once, as they are one after another; and without adapters as the model that they
-// are beside.
-TEST(Generator, SaysHowLikelyASampleIs) {
-  const auto device = kernels::make_cpu_device({.few_rows = true});
-  for (auto config : {gpt2_like(), llama_like(), gemma2_like()}) {
-    const std::int64_t n = config.context;
-    const TokenBatch batch = batch_of(config, 3, 1, n);
-    memory::HostTier tier;
-    Generator plain(config, *device, tier, test_values(11));
-    auto adapted_config = config;
-    adapted_config.adapter = {.rank = 2, .scale = 3, .targets = {"*.attention.?.weight"}};
-    Generator adapted(adapted_config, *device, tier, test_values(11));
-    const auto of_plain = plain.log_probabilities(batch.tokens, 1);
-    ASSERT_EQ(of_plain.size(), static_cast<std::size_t>(n - 1));
-    EXPECT_EQ(adapted.log_probabilities(batch.tokens, 1, false), of_plain);
-    EXPECT_NE(adapted.log_probabilities(batch.tokens, 1), of_plain);
-    for (std::int64_t first : {1L, n / 2, n - 1}) {
-      const auto some = plain.log_probabilities(batch.tokens, first);
-      ASSERT_EQ(std::ssize(some), n - first);
-      plain.forget();
-      for (std::int64_t i = 0; i + 1 < n; ++i) {
-        const auto at = static_cast<std::size_t>(i);
-        const auto logits = plain.advance(std::span(batch.tokens).subspan(at, 1));
-        if (i + 1 < first) continue;
-        const double want = log_probability(logits, batch.tokens[at + 1]);
-        // Some 200 roundings along the longest path, as above.
-        EXPECT_NEAR(some[static_cast<std::size_t>(i + 1 - first)], want,
-                    200 * 0x1p-24 * std::max(1.0, std::abs(want)));
-      }
-    }
-  }
-}
-
 /// Texts of tokens: id 7 is "<7>".
 std::string_view text_of_id(std::int32_t id) {
   static std::map<std::int32_t, std::string> texts;

@@ -1,0 +1,106 @@
+#include "setup/generation.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/sharding.hpp"
+#include "setup/shapes.hpp"
+
+namespace tessera::setup {
+namespace {
+
+/// Tokens of a prompt that go through the model in one pass: so many or, of those that are fewer,
+/// the next smaller number that has room for them.
+constexpr std::array<std::int64_t, 4> kPromptTokens = {16, 64, 256, 1024};
+/// Tokens of all prompts in one pass.
+constexpr std::int64_t kTokensOfAll = 4096;
+
+}  // namespace
+
+DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_t room) {
+  const bool layouts = deck.run.reproducible == deck::Reproducible::layout,
+             experts = deck.parallel.experts > 1,
+             in_step = experts || deck.zero.stage >= first_stage(&Sharding::parameters),
+             fetched = deck.offload.parameters != deck::OffloadTier::none;
+  return {.slots = slots,
+          .room = room,
+          .prefill = experts || (fetched && !layouts) ? Prefill::all : Prefill::one,
+          .micro_batches = layouts || in_step ? 1 : deck.parallel.pipeline};
+}
+
+std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
+  const std::int64_t count = std::min(size.micro_batches, size.slots),
+                     micro = ceil_div(size.slots, count);
+  const plan::PlanShape each{.purpose = plan::PlanPurpose::generate,
+                             .sequence = 1,
+                             .micro = micro,
+                             .micro_batches = count,
+                             .slots = micro * count,
+                             .room = size.room};
+  std::vector<plan::PlanShape> shapes{each};
+  plan::PlanShape prompts = each;
+  if (size.prefill == Prefill::all) {
+    prompts.sequence = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2,
+                                                std::max<std::int64_t>(2, size.room));
+    shapes.push_back(prompts);
+    return shapes;
+  }
+  prompts.micro = prompts.micro_batches = 1;
+  for (const std::int64_t tokens : kPromptTokens) {
+    prompts.sequence = tokens;
+    shapes.push_back(prompts);
+    if (tokens >= size.room) break;
+  }
+  return shapes;
+}
+
+plan::PlanShape renewing_shape(const DecoderSize& size) {
+  plan::PlanShape shape = decoder_shapes(size).front();
+  shape.renews = true;
+  return shape;
+}
+
+std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const DecoderSize& size) {
+  std::vector<plan::PlanShape> shapes = decoder_shapes(size);
+  const auto* secondary = std::get_if<deck::Secondary>(&deck.zero.secondary);
+  const bool kept = secondary == nullptr || *secondary == deck::Secondary::node;
+  if (kept && deck.zero.stage >= first_stage(&Sharding::parameters))
+    shapes.push_back(renewing_shape(size));
+  return shapes;
+}
+
+DecoderSize rollout_size(const deck::Deck& deck) {
+  return decoder_size(deck, deck.rollout.slots, deck.batch.sequence);
+}
+
+plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks) {
+  plan::PlanShape shape = evaluation_shape(deck.batch, data_ranks);
+  shape.scores = scores;
+  return shape;
+}
+
+plan::PlanShape base_shape(const deck::Deck& deck, std::int64_t data_ranks) {
+  plan::PlanShape shape = score_shape(deck, plan::Scores::losses, data_ranks);
+  shape.adapted = false;
+  return shape;
+}
+
+std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
+  if (!deck::draws_answers(deck.task.kind)) return {};
+  std::vector<plan::PlanShape> shapes = generation_shapes(deck, rollout_size(deck));
+  if (deck.task.kl > 0 && deck.model.adapter.kind != deck::AdapterKind::none)
+    shapes.push_back(base_shape(deck, data_ranks));
+  if (deck::has_values(deck.task.kind))
+    shapes.push_back(score_shape(deck, plan::Scores::values, data_ranks));
+  return shapes;
+}
+
+deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded) {
+  deck::LoadedDeck reference = loaded;
+  reference.deck.run.resume = deck::Resume::never;
+  if (deck::draws_answers(loaded.deck.task.kind))  // of which it says how likely they are
+    reference.deck.task.kind = deck::TaskKind::lm;
+  return reference;
+}
+
+}  // namespace tessera::setup

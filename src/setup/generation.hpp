@@ -1,0 +1,54 @@
+// The shapes of the passes in which sequences are gone on with, and of those that say how likely or
+// how good they are.
+#pragma once
+
+#include <vector>
+
+#include "deck/load.hpp"
+#include "plan/ir/plan.hpp"
+
+namespace tessera::setup {
+
+/// How prompts go through the model.
+enum class Prefill : std::uint8_t {
+  one,  // one after another, each in as few passes as its tokens need
+  all,  // side by side, some tokens of each in every pass: where passes cost more than tokens, as
+        // they do where parameters come from elsewhere; and where ranks divide experts, which send
+        // each other tokens of passes of one shape
+};
+
+struct DecoderSize {
+  std::int64_t slots = 0;  // of a data rank
+  std::int64_t room = 0;   // tokens of each
+  Prefill prefill = Prefill::one;
+  /// In which pipeline stages pass sequences on to each other; 1 where data ranks make their passes
+  /// in step.
+  std::int64_t micro_batches = 1;
+};
+/// Of sequences of `room` tokens. Pipeline stages pass sequences on in micro-batches, but where
+/// ranks make their passes in step, which would gather parameters for each. Where the bits are to
+/// be those of every layout they do not, nor do prompts go through the model side by side because
+/// parameters come from elsewhere.
+DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_t room);
+
+/// Of single tokens, then of prompts, from small to large.
+std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
+
+/// Of single tokens, as it brings what nodes keep of parameters up to date, where they keep some.
+plan::PlanShape renewing_shape(const DecoderSize& size);
+/// All of these that a deck's layout needs.
+std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const DecoderSize& size);
+
+/// Of a deck whose model draws answers.
+DecoderSize rollout_size(const deck::Deck& deck);
+/// Evaluates as many answers at once as a step has.
+plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks);
+/// The same by what a model's adapters are beside.
+plan::PlanShape base_shape(const deck::Deck& deck, std::int64_t data_ranks);
+/// Those of its plans beside training's; none of a deck whose model draws nothing.
+std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t data_ranks);
+
+/// The deck of the model that a run begins with, in full, by which the trained one is judged.
+deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded);
+
+}  // namespace tessera::setup
