@@ -18,6 +18,11 @@ struct PolicyTerms {
   float kl = 0;
 };
 
+/// What is said of each target beside its loss: whether the clip holds it, so that it moves
+/// nothing, 1 or 0; and log p_drawn - log p, of which the mean estimates how far the model has
+/// moved since.
+inline constexpr std::int64_t kPolicyStats = 2;
+
 /// The losses of R targets and the slopes that make their gradients: of each -log p the derivative
 /// of its target's loss, times scale. Where log p is no finite number, neither is the loss.
 struct PolicyLoss {
@@ -31,6 +36,7 @@ struct PolicyLoss {
   View scale;          // (1) f32: loss scale / targets of the global batch
   View losses;         // (R) f32; 0 where a target does not count
   View slopes;         // (R) f32; 0 where a target does not count
+  View statistics;     // (kPolicyStats, R) f32; 0 where a target does not count; may be absent
   PolicyTerms terms;
   View scratch;
 
@@ -39,7 +45,7 @@ struct PolicyLoss {
     f(s.target_losses, Access::read), f(s.targets, Access::read), f(s.advantages, Access::read),
         f(s.weights, Access::read), f(s.drawn, Access::read), f(s.reference, Access::read),
         f(s.scale, Access::read), f(s.losses, Access::write), f(s.slopes, Access::write),
-        f(s.scratch, Access::write);
+        f(s.statistics, Access::write), f(s.scratch, Access::write);
   }
 };
 
@@ -56,6 +62,7 @@ inline void check(const PolicyLoss& a) {
   check_flat({a.scale}, DType::f32, 1);
   check_flat({a.losses}, DType::f32, rows);
   check_flat({a.slopes}, DType::f32, rows);
+  if (a.statistics) check_flat({a.statistics}, DType::f32, kPolicyStats * rows);
   TESSERA_CHECK(a.terms.low >= 0 && a.terms.low < 1 && a.terms.high >= 0 && a.terms.kl >= 0,
                 "ratios from {} below 1 to {} above, and {} of the divergence", a.terms.low,
                 a.terms.high, a.terms.kl);

@@ -15,12 +15,18 @@ struct PolicyTargets {
   const float *advantages, *weights, *drawn, *reference;  // all but the first may be null
   const float* scale;
   float *losses, *slopes;
+  float *clipped, *moved;  // may be null
   PolicyTerms terms;
 
+  TESSERA_INLINE void note(std::int64_t t, bool held, double log_ratio) const {
+    if (clipped == nullptr) return;
+    clipped[t] = held ? 1 : 0;
+    moved[t] = static_cast<float>(-log_ratio);
+  }
   TESSERA_INLINE void finish(std::int64_t t) const {
     if (targets[t] < 0) {
       losses[t] = slopes[t] = 0;
-      return;
+      return note(t, false, 0);
     }
     const auto now = static_cast<double>(target_losses[t]);
     double loss = now - now, slope = 0;  // NaN where log p is not finite
@@ -29,12 +35,14 @@ struct PolicyTargets {
       loss += static_cast<double>(terms.kl) * (beyond - q);
       slope += static_cast<double>(terms.kl) * beyond;
     }
-    const double ratio = drawn == nullptr ? 1 : std::exp(static_cast<double>(drawn[t]) - now);
-    const double clipped = std::fmin(std::fmax(ratio, 1 - static_cast<double>(terms.low)),
-                                     1 + static_cast<double>(terms.high));
+    const double log_ratio = drawn == nullptr ? 0 : static_cast<double>(drawn[t]) - now,
+                 ratio = drawn == nullptr ? 1 : std::exp(log_ratio);
+    const double within = std::fmin(std::fmax(ratio, 1 - static_cast<double>(terms.low)),
+                                    1 + static_cast<double>(terms.high));
     const auto better = static_cast<double>(advantages[t]);
-    const bool held = clipped * better < ratio * better;
-    loss -= (held ? clipped : ratio) * better;
+    const bool held = within * better < ratio * better;
+    note(t, held, log_ratio);
+    loss -= (held ? within : ratio) * better;
     slope += held ? 0 : ratio * better;
     const double weight = weights == nullptr ? 1 : static_cast<double>(weights[t]);
     losses[t] = static_cast<float>(weight * loss);
@@ -52,6 +60,8 @@ inline PolicyTargets targets_of(const PolicyLoss& a) {
           .scale = a.scale.as<float>(),
           .losses = a.losses.as<float>(),
           .slopes = a.slopes.as<float>(),
+          .clipped = a.statistics ? a.statistics.as<float>() : nullptr,
+          .moved = a.statistics ? a.statistics.as<float>() + a.targets.elements() : nullptr,
           .terms = a.terms};
 }
 

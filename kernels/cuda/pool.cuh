@@ -20,7 +20,7 @@ struct PoolRows {
 
 template <typename T>
 __global__ void __launch_bounds__(kPoolThreads, 2) pool_kernel(PoolRows<T> a) {
-  constexpr int V = kPoolRun, kAhead = 8;  // tokens on their way at a time
+  constexpr int V = kPoolRun, kAhead = 6;  // tokens on their way at a time
   __shared__ float parts[kPoolParts][kPoolStrip];
   const auto thread = static_cast<int>(threadIdx.x);
   const int part = thread / 32, first = thread % 32 * V;  // of the strip's columns
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2) pool_kernel(PoolRows<T> a) {
   const std::int64_t step = kPoolParts * a.x.ld;
   float sum[V] = {};
   for (std::int64_t n = pooled.count() - part; n > 0; n -= kAhead * kPoolParts) {
-    RawRun<T, V> run[kAhead];
+    RawRun<T, V> run[kAhead] = {};
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
       if (k * kPoolParts < n) run[k].read(token + k * step, count, a.wide);

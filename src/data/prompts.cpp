@@ -115,6 +115,19 @@ std::string right_answer(const deck::Deck& deck, const io::Document& document) {
   return found->is_string() ? found->get<std::string>() : found->dump();
 }
 
+/// That of reward.model, which reads the tokens of answers as they are.
+KnownTokenizer tokenizer_of_judge(const deck::LoadedDeck& loaded) {
+  const std::string& model = *loaded.deck.reward.model;
+  const auto path = tokenizer_of_directory(model);
+  if (!path) {
+    throw DataError(fmt::format(
+        "{}: reward.model: {} has no tokenizer.json, by which it is known that it reads the tokens "
+        "that model.init_from writes: put it there",
+        loaded.where("reward.model"), model));
+  }
+  return {.key = "reward.model", .path = *path};
+}
+
 std::uint64_t hash_of(const Prompts& prompts) {
   Hasher hash;
   const auto add = [&](std::span<const std::int32_t> tokens) {
@@ -134,7 +147,9 @@ std::uint64_t hash_of(const Prompts& prompts) {
 Prompts open_prompts(const deck::LoadedDeck& loaded) {
   const deck::Deck& deck = loaded.deck;
   const auto files = prompt_files(loaded);
-  const auto path = common_tokenizer(loaded, tokenizers_of_model(deck));
+  auto known = tokenizers_of_model(deck);
+  if (deck.reward.kind == deck::RewardKind::model) known.push_back(tokenizer_of_judge(loaded));
+  const auto path = common_tokenizer(loaded, known);
   if (!path) {
     throw DataError(fmt::format(
         "{}: model.init_from: {} has no tokenizer.json, which task.kind = \"{}\" reads prompts and "

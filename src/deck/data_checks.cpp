@@ -346,19 +346,26 @@ class DataChecker : DeckChecker {
     const RewardSection& reward = deck_.reward;
     const RewardSection unset;
     if (!usable({"reward.kind", "reward.command"})) return;
-    const bool program = reward.kind == RewardKind::command;
+    const bool program = reward.kind == RewardKind::command,
+               model = reward.kind == RewardKind::model;
     const auto idle = [&](const char* key, bool given) {
       if (!given) return;
       problem(key, fmt::format("{} has no effect with reward.kind = \"{}\" (leave it out)", key,
                                enum_word(reward.kind)));
     };
-    idle("reward.field", program && reward.field != unset.field);
+    idle("reward.field", (program || model) && reward.field != unset.field);
+    idle("reward.model", !model && reward.model);
     idle("reward.command", !program && !reward.command.empty());
     idle("reward.timeout", !program && reward.timeout != unset.timeout);
     if (program && (reward.command.empty() || reward.command.front().empty())) {
       problem("reward.command",
               "reward.command is missing: reward.kind = \"command\" needs a program, as "
               "[\"python3\", \"reward.py\"]");
+    }
+    if (model && !reward.model) {
+      problem("reward.model",
+              "reward.model is missing: reward.kind = \"model\" needs the directory of one that "
+              "was trained with task.kind = \"reward\", as tessera export writes it");
     }
   }
 

@@ -252,6 +252,7 @@ struct RewardSection {
   std::string field = "answer";      // of a line
   std::vector<std::string> command;  // a program and its arguments
   double timeout = 60;               // seconds
+  std::optional<std::string> model;  // a directory
   bool operator==(const RewardSection&) const = default;
 };
 

@@ -715,7 +715,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::reward, &RewardSection::kind>(
         "reward.kind",
         "1 for an answer that is the text or whole number that the line says, but for white space "
-        "around it, and 0 for others; or command: what a program says",
+        "around it, and 0 for others; command: what a program says; model: what a model does that "
+        "was trained with task.kind = \"reward\"",
         {.on_resume = event}),
     row<&Deck::reward, &RewardSection::field>(
         "reward.field", "of match: the member of a line that is the right answer",
@@ -729,6 +730,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::reward, &RewardSection::timeout>(
         "reward.timeout", "how long the program may write nothing while it is asked",
         {.limits = above(0), .unit = "s"}),
+    row<&Deck::reward, &RewardSection::model>(
+        "reward.model",
+        "of model: a directory in Hugging Face's format, of the tokenizer of model.init_from; it "
+        "is divided among ranks, and kept on the host or on disks, as the model that learns is",
+        {.unset = "none; model needs it", .on_resume = event}),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

@@ -94,8 +94,9 @@ constexpr bool one_document_each(TaskKind kind) {
 }
 /// The mean loss of answers: of the means of their tokens, or of all tokens.
 enum class AnswerMean { answers, tokens };
-/// How good an answer is: its text is what the prompt's line says, or a program says it.
-enum class RewardKind { match, command };
+/// How good an answer is: its text is what the prompt's line says, or a program or a model says
+/// it.
+enum class RewardKind { match, command, model };
 /// What becomes of documents that are longer than a sequence: they are refused, or lose their end.
 enum class Overlong { refuse, cut };
 enum class Positions { sequence, document };
@@ -217,7 +218,8 @@ struct EnumWords<deck::AnswerMean> {
 template <>
 struct EnumWords<deck::RewardKind> {
   using enum deck::RewardKind;
-  static constexpr std::array table = {std::pair{match, "match"}, std::pair{command, "command"}};
+  static constexpr std::array table = {std::pair{match, "match"}, std::pair{command, "command"},
+                                       std::pair{model, "model"}};
 };
 template <>
 struct EnumWords<deck::Overlong> {

@@ -234,12 +234,13 @@ class UnitContext {
   /// are made again in backward.
   std::int64_t inner_rows = 0;
   kernels::LossTerms loss_terms;  // of what is minimised; evaluation has none
-  /// Where samples are pairs of answers, what their losses are; and where the head puts what it
-  /// says of them beside, (kPreferenceStats, B / 2) f32.
+  /// Where samples are pairs of answers, what their losses are.
   kernels::PreferenceTerms preference;
-  View preference_statistics;
   /// Where targets are tokens that the model drew, in training, what their losses are.
   std::optional<kernels::PolicyTerms> policy;
+  /// Where the head puts what it says beside losses: of pairs (kPreferenceStats, B / 2) f32, of
+  /// targets that were drawn (kPolicyStats, B T). Absent where nobody asks.
+  View statistics;
   /// The same of values, which the head makes then.
   std::optional<kernels::ValueTerms> value;
   /// Whether the model's output is a score.

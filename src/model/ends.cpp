@@ -456,6 +456,7 @@ JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeig
                      .scale = u.scale,
                      .losses = losses,
                      .slopes = made.slopes,
+                     .statistics = u.statistics,
                      .terms = *u.policy});
     return made;
   }
@@ -467,7 +468,7 @@ JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeig
                        .scale = u.scale,
                        .losses = losses,
                        .slopes = made.slopes,
-                       .statistics = u.preference_statistics,
+                       .statistics = u.statistics,
                        .terms = terms});
   return made;
 }
@@ -506,6 +507,12 @@ void value_backward(UnitContext& u, const HeadWeights& w, const View& h, const V
 void head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                  const View& out) {
   make_values(u, w, head_input(u, c, w, in).h, out);
+}
+
+void head_scores(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                 const View& out) {
+  const View x = head_input(u, c, w, in).x;
+  u.run(Score{.logits = logits_of(u, w, x)[0], .targets = u.micro_batch().targets, .losses = out});
 }
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {

@@ -57,6 +57,10 @@ void head_next_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w
 /// Values (B T) f32 of the states that the carry's tokens are in, each the last of its own.
 void head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                  const View& out);
+/// Of pooled outputs the first of each sample, with its sign turned, (B) f32; 0 where the sample's
+/// target does not count.
+void head_scores(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
+                 const View& out);
 /// The losses of the micro-batch's targets, f32, without UnitContext::loss_terms, so that they
 /// compare between runs. With UnitContext::preference the losses of pairs of samples (B), which
 /// have its terms.

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "core/sharding.hpp"
-#include "setup/shapes.hpp"
+#include "setup/judges.hpp"
 
 namespace tessera::setup {
 namespace {
@@ -20,12 +20,14 @@ constexpr std::int64_t kTokensOfAll = 4096;
 DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_t room) {
   const bool layouts = deck.run.reproducible == deck::Reproducible::layout,
              experts = deck.parallel.experts > 1,
-             in_step = experts || deck.zero.stage >= first_stage(&Sharding::parameters),
-             fetched = deck.offload.parameters != deck::OffloadTier::none;
+             shards = deck.zero.stage >= first_stage(&Sharding::parameters),
+             fetched = shards || deck.offload.parameters != deck::OffloadTier::none;
   return {.slots = slots,
           .room = room,
-          .prefill = experts || (fetched && !layouts) ? Prefill::all : Prefill::one,
-          .micro_batches = layouts || in_step ? 1 : deck.parallel.pipeline};
+          .prefill = experts               ? Prefill::all_alike
+                     : fetched && !layouts ? Prefill::all
+                                           : Prefill::one,
+          .micro_batches = layouts || shards || experts ? 1 : deck.parallel.pipeline};
 }
 
 std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
@@ -39,17 +41,16 @@ std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
                              .room = size.room};
   std::vector<plan::PlanShape> shapes{each};
   plan::PlanShape prompts = each;
-  if (size.prefill == Prefill::all) {
-    prompts.sequence = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2,
-                                                std::max<std::int64_t>(2, size.room));
-    shapes.push_back(prompts);
-    return shapes;
-  }
-  prompts.micro = prompts.micro_batches = 1;
+  if (size.prefill == Prefill::one) prompts.micro = prompts.micro_batches = 1;
+  const std::int64_t most = size.prefill == Prefill::one
+                                ? kPromptTokens.back()
+                                : std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2,
+                                                           std::max<std::int64_t>(2, size.room));
   for (const std::int64_t tokens : kPromptTokens) {
-    prompts.sequence = tokens;
-    shapes.push_back(prompts);
-    if (tokens >= size.room) break;
+    prompts.sequence = std::min(tokens, most);
+    const bool last = tokens >= most || tokens >= size.room;
+    if (last || size.prefill != Prefill::all_alike) shapes.push_back(prompts);
+    if (last) break;
   }
   return shapes;
 }
@@ -73,18 +74,6 @@ DecoderSize rollout_size(const deck::Deck& deck) {
   return decoder_size(deck, deck.rollout.slots, deck.batch.sequence);
 }
 
-plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks) {
-  plan::PlanShape shape = evaluation_shape(deck.batch, data_ranks);
-  shape.scores = scores;
-  return shape;
-}
-
-plan::PlanShape base_shape(const deck::Deck& deck, std::int64_t data_ranks) {
-  plan::PlanShape shape = score_shape(deck, plan::Scores::losses, data_ranks);
-  shape.adapted = false;
-  return shape;
-}
-
 std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
   if (!deck::draws_answers(deck.task.kind)) return {};
   std::vector<plan::PlanShape> shapes = generation_shapes(deck, rollout_size(deck));
@@ -93,14 +82,6 @@ std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t
   if (deck::has_values(deck.task.kind))
     shapes.push_back(score_shape(deck, plan::Scores::values, data_ranks));
   return shapes;
-}
-
-deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded) {
-  deck::LoadedDeck reference = loaded;
-  reference.deck.run.resume = deck::Resume::never;
-  if (deck::draws_answers(loaded.deck.task.kind))  // of which it says how likely they are
-    reference.deck.task.kind = deck::TaskKind::lm;
-  return reference;
 }
 
 }  // namespace tessera::setup

@@ -1,5 +1,4 @@
-// The shapes of the passes in which sequences are gone on with, and of those that say how likely or
-// how good they are.
+// The shapes of the passes in which sequences are gone on with.
 #pragma once
 
 #include <vector>
@@ -12,9 +11,10 @@ namespace tessera::setup {
 /// How prompts go through the model.
 enum class Prefill : std::uint8_t {
   one,  // one after another, each in as few passes as its tokens need
-  all,  // side by side, some tokens of each in every pass: where passes cost more than tokens, as
-        // they do where parameters come from elsewhere; and where ranks divide experts, which send
-        // each other tokens of passes of one shape
+  all,  // side by side, some tokens of each in every pass, in as few as the longest needs: where
+        // passes cost more than tokens, as they do where parameters come from elsewhere
+  all_alike,  // the same in passes of one shape, of which ranks that divide experts send each other
+              // tokens
 };
 
 struct DecoderSize {
@@ -28,7 +28,7 @@ struct DecoderSize {
 /// Of sequences of `room` tokens. Pipeline stages pass sequences on in micro-batches, but where
 /// ranks make their passes in step, which would gather parameters for each. Where the bits are to
 /// be those of every layout they do not, nor do prompts go through the model side by side because
-/// parameters come from elsewhere.
+/// parameters come from elsewhere, be it from other ranks' shards.
 DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_t room);
 
 /// Of single tokens, then of prompts, from small to large.
@@ -41,14 +41,7 @@ std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const Dec
 
 /// Of a deck whose model draws answers.
 DecoderSize rollout_size(const deck::Deck& deck);
-/// Evaluates as many answers at once as a step has.
-plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks);
-/// The same by what a model's adapters are beside.
-plan::PlanShape base_shape(const deck::Deck& deck, std::int64_t data_ranks);
 /// Those of its plans beside training's; none of a deck whose model draws nothing.
 std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t data_ranks);
-
-/// The deck of the model that a run begins with, in full, by which the trained one is judged.
-deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded);
 
 }  // namespace tessera::setup

@@ -110,7 +110,7 @@ std::optional<SetSums> sums_of(Engine& engine, const comm::Control& control,
     if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
     sums.losses.add(output.losses());
     if (!output.confusion.empty()) sums.confusion.add(output.confusion);
-    sums.preferences.add(output.preferences);
+    sums.preferences.add(output.preferences());
     add_choices(sums.choices, output.choices);
     if (engine.counts_targets()) sums.bytes += bytes_of(batches.current(), text_bytes);
   }
@@ -128,7 +128,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   const std::int64_t global = shape.micro_batches * shape.micro * engine.batch_ranks();
   const PreparedPlan& prepared = engine.prepared(shape);
   Evaluation evaluation;
-  const bool paired = static_cast<bool>(prepared.plan().preferences);
+  const bool paired = static_cast<bool>(prepared.plan().statistics);
   LossSum all;
   PreferenceSums all_preferences;
   for (std::size_t set = 0; set < validation.entries().size(); ++set) {
@@ -171,11 +171,11 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   return evaluation;
 }
 
-void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_view weights) {
-  const comm::Control& control = job.control;
+DeckEvaluation::DeckEvaluation(const deck::LoadedDeck& loaded, const Job& job)
+    : loaded_(loaded), control_(job.control) {
   const deck::Deck& deck = loaded.deck;
-  control.together([&] {
-    setup::check_on_ranks(loaded, control.size());
+  control_.together([&] {
+    setup::check_on_ranks(loaded, control_.size());
     if (deck.data.validation.empty()) {
       throw DeckError(
           fmt::format("{}: data.validation is empty: name token files, as by --set "
@@ -183,34 +183,44 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
                       loaded.where("data.validation")));
     }
   });
-  const auto validation = data::open_validation(loaded, control);
-  control.together([&] {
-    if (control.rank() != 0) return;
+  validation_ = data::open_validation(loaded, control_);
+  control_.together([&] {
+    if (control_.rank() != 0) return;
     if (deck::has_reference(deck.task.kind)) data::check_reference_model(loaded);
     auto known = data::tokenizers_of_model(deck);
     for (auto& data : data::tokenizers_of_data("data.validation", deck.data.validation))
       known.push_back(std::move(data));
     data::common_tokenizer(loaded, known);
   });
-  const plan::PlanShape shape =
-      setup::evaluation_shape(deck.batch, setup::mesh_of(deck, control.size()).batch_ranks());
-  TrainedEngine trained(loaded, job, shape, weights);
-  const TextBytes text_bytes = validation_bytes(deck, control);
-  if (text_bytes.empty() && predicts_text(deck)) remark(control, kNoTextBytes);
-  data::BatchRules rules;
-  control.together([&] { rules = data::batch_rules(deck, *validation); });
-  const auto result = evaluate(trained.engine(), control, deck, *validation, rules, text_bytes,
+  text_bytes_ = validation_bytes(deck, control_);
+  if (text_bytes_.empty() && predicts_text(deck)) remark(control_, kNoTextBytes);
+  control_.together([&] { rules_ = data::batch_rules(deck, *validation_); });
+}
+
+plan::PlanShape DeckEvaluation::shape() const {
+  return setup::evaluation_shape(loaded_.deck.batch,
+                                 setup::mesh_of(loaded_.deck, control_.size()).batch_ranks());
+}
+
+void DeckEvaluation::say(TrainedEngine& trained, const std::string& name) const {
+  const deck::Deck& deck = loaded_.deck;
+  const auto result = evaluate(trained.engine(), control_, deck, *validation_, rules_, text_bytes_,
                                [] { return false; });
-  if (control.rank() == 0) {
-    fmt::print("evaluate {} | {} | {} | {:.1f} s\n", trained.name(),
-               to_text(*result, deck.task.beta),
+  if (control_.rank() == 0) {
+    fmt::print("evaluate {} | {} | {} | {:.1f} s\n", name, to_text(*result, deck.task.beta),
                count_text(result->sequences, samples_word(*result)), result->seconds);
-    const auto labels = data::common_labels(loaded, nullptr, validation.get());
+    const auto labels = data::common_labels(loaded_, nullptr, validation_.get());
     for (const std::string& line :
          details(*result, labels ? labels->names : std::vector<std::string>(), deck.task.beta))
       fmt::print("  {}\n", line);
   }
   trained.check_loss(result->loss);
+}
+
+void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_view weights) {
+  const DeckEvaluation evaluation(loaded, job);
+  TrainedEngine trained(loaded, job, evaluation.shape(), weights);
+  evaluation.say(trained, trained.name());
 }
 
 }  // namespace tessera::train

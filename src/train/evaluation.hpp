@@ -68,6 +68,27 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const data::BatchRules& rules, const TextBytes& text_bytes,
                                    const std::function<bool()>& stop);
 
+class TrainedEngine;
+
+/// A deck's validation data, which models are evaluated over.
+class DeckEvaluation {
+ public:
+  /// Collective. Throws DeckError and DataError, on every rank, for data that cannot be used.
+  DeckEvaluation(const deck::LoadedDeck& loaded, const Job& job);
+  /// Of its plan.
+  plan::PlanShape shape() const;
+  /// Evaluates an engine of that shape, as evaluate() does, and says on rank 0's stdout what comes
+  /// of it; throws as TrainedEngine::check_loss(). Collective.
+  void say(TrainedEngine& trained, const std::string& name) const;
+
+ private:
+  const deck::LoadedDeck& loaded_;
+  const comm::Control& control_;
+  std::unique_ptr<const io::TokenCorpus> validation_;
+  TextBytes text_bytes_;
+  data::BatchRules rules_;
+};
+
 /// Evaluates a TrainedEngine over data.validation, and throws as it does. Writes nothing but a line
 /// on rank 0's stdout, and one for each of several sets, so a training job may be at work in the
 /// run directory. Collective.

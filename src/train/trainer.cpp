@@ -267,6 +267,15 @@ void Trainer::measure_to_end(StepTimes& times) {
   times.total += times.between;
 }
 
+/// The round that the step learned from, and what it says of the model since.
+RolloutSummary Trainer::rollout_of(const plan::Plan& plan, const StepOutput& output) const {
+  RolloutSummary summary = rollouts_->summary();
+  if (!plan.statistics) return summary;
+  summary.clipped = output.policy(0);
+  summary.moved = output.policy(1);
+  return summary;
+}
+
 StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output,
                                 const StepInput& input, double lr, const StepTimes& times) {
   Course& course = run_.course;
@@ -282,8 +291,10 @@ StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output
       .targets = output.losses().targets,
       .by_corpus = std::move(tallies),
       .choices = output.choices,
-      .preferences = plan.preferences ? std::optional(output.preferences.means()) : std::nullopt,
-      .rollout = rollouts_ != nullptr ? std::optional(rollouts_->summary()) : std::nullopt,
+      .preferences = plan.statistics && rollouts_ == nullptr
+                         ? std::optional(output.preferences().means())
+                         : std::nullopt,
+      .rollout = rollouts_ != nullptr ? std::optional(rollout_of(plan, output)) : std::nullopt,
       .applied = output.applied,
       .times = times,
       .input = input,

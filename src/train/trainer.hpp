@@ -45,6 +45,7 @@ class Trainer {
   StepInput step_input(const plan::Plan& plan, double lr) const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
   void measure_to_end(StepTimes& times);
+  RolloutSummary rollout_of(const plan::Plan& plan, const StepOutput& output) const;
   StepResult finish_step(const plan::Plan& plan, const StepOutput& output, const StepInput& input,
                          double lr, const StepTimes& times);
   void after_step(const StepResult& result);

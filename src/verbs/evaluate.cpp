@@ -2,6 +2,7 @@
 // deck, a run or a checkpoint.
 #include <CLI/CLI.hpp>
 
+#include "train/adapter_evaluation.hpp"
 #include "train/choices.hpp"
 #include "train/evaluation.hpp"
 #include "train/reference.hpp"
@@ -9,6 +10,19 @@
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
+
+/// DeckError for what has no effect beside --adapters.
+static void check_adapters_alone(const DeckOnRanks& deck, const std::string& weights,
+                                 bool reference) {
+  if (deck.checkpoint) {
+    throw DeckError(
+        "--adapters are beside the model that a run begins with: give the deck, not a run or "
+        "checkpoint");
+  }
+  if (weights == train::ChoicesOptions{}.weights && !reference) return;
+  throw DeckError(fmt::format("--{} has no effect with --adapters: leave it out",
+                              reference ? "reference" : "ema"));
+}
 
 Verb evaluate(CLI::App& app) {
   auto* verb = app.add_subcommand(
@@ -18,6 +32,7 @@ Verb evaluate(CLI::App& app) {
   struct EvaluateOptions : DeckOptions {
     train::ChoicesOptions choices;
     bool reference = false;
+    std::vector<std::string> adapters;
   };
   auto options = std::make_shared<EvaluateOptions>();
   train::ChoicesOptions& choices = options->choices;
@@ -41,12 +56,21 @@ Verb evaluate(CLI::App& app) {
   verb->add_option("--out", choices.out,
                    "a file for a JSON line a question: log_likelihoods of its choices")
       ->needs(questions);
+  verb->add_option("--adapters", options->adapters,
+                   "directories of adapters (PEFT) of model.init_from: evaluates this model, and "
+                   "with each of them beside it")
+      ->excludes(questions);
   add_allow_non_finite(*verb,
                        [options] { options->sets.emplace_back("model.accept_non_finite=true"); });
   add_ema(*verb, choices.weights);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             const auto deck = load_on_all(job.control, *options, Layout::fitted);
-            if (options->reference) {
+            if (!options->adapters.empty()) {
+              job.control.together([&] {
+                check_adapters_alone(deck, options->choices.weights, options->reference);
+              });
+              train::evaluate_adapters(deck.loaded, job, options->adapters);
+            } else if (options->reference) {
               job.control.together([&] {
                 if (options->choices.weights != train::ChoicesOptions{}.weights) {
                   throw DeckError(

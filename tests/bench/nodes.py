@@ -19,7 +19,13 @@ sys.path += [str(ROOT / "tests" / "run"), str(ROOT / "tests" / "cluster")]
 import slurm  # noqa: E402
 from tessera import BINARY, to_toml, write_megatron  # noqa: E402
 
-NODES = 2
+NODES, RANKS = 2, 4
+FREE = 100  # Gbit/s: more than these links carry
+ZERO_3 = {"zero.stage": 3}
+ZERO_PP = ZERO_3 | {"zero.secondary": "node", "zero.quantize.weights": "int8",
+                    "zero.quantize.gradients": "int4"}
+# As gradients travel, where they are not quantised.
+WIRE = {"precision.gradients": "bf16"}
 # Of both nodes, which are one machine's cores: where each rank runs is left to the kernel.
 CORES = min(2, os.cpu_count())
 

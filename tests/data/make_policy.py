@@ -116,13 +116,15 @@ def train(name, dtype, steps, weights):
                      for step in steps[number : number + of_round]]
             better = judged(steps[number : number + of_round], drawn, reference[number : number + of_round],
                             task, dtype)
-        losses, clipped, tokens, values_clipped = [], 0, 0, 0
+        losses, clipped, tokens, values_clipped, moved = [], 0, 0, 0, 0
         for i, (answer, (advantage, returns)) in enumerate(zip(answers, better[number % of_round], strict=True)):
             now, values = log_p_and_values(model, answer, head)
             then, values_then = drawn[number % of_round][i]
             ratio = torch.exp(now - then)
             loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-            clipped += (ratio.clamp(1 - low, 1 + high) != ratio).sum().item()
+            # Where the clip has the last word, so that there is no gradient.
+            clipped += (ratio.clamp(1 - low, 1 + high) * advantage < ratio * advantage).sum().item()
+            moved += (then - now).sum().item()
             tokens += len(now)
             less = reference[number][i] - now
             if ppo:
@@ -142,7 +144,7 @@ def train(name, dtype, steps, weights):
         of_round_reference = torch.cat([p for step in reference[number - number % of_round :][:of_round] for p in step])
         said.append({"loss": loss.item(), "grad_norm": norm.item(), "entropy": -of_round_drawn.mean().item(),
                      "kl": (of_round_drawn - of_round_reference).mean().item() if kl else 0.0,
-                     "clipped": clipped / tokens, "values_clipped": values_clipped / tokens,
+                     "clipped": clipped / tokens, "moved": moved / tokens, "values_clipped": values_clipped / tokens,
                      "explained": explained(better, drawn) if ppo else 0.0})
     return said
 

@@ -520,6 +520,44 @@ class Peft(AdapterTest):
                 got = self.trained(f"{kind}_on", alone, optimizer__lr=1e-30, **keys)
                 self.assertAlmostEqual(got, want, places=4)
 
+    def test_several_beside_one_model(self):
+        """Each has the loss that it has by itself, whatever its rank, its factor and its matrices, on every layout
+        and beside codes; and the model without."""
+        with_all = {"adapter__targets": ["*"]}
+        kinds = (("lora", {"adapter__targets": ["*.attention.q.weight", "*.mlp.down.weight"]}),
+                 ("rslora", {**with_all, "adapter__rank": 5}), ("lora", {**with_all, "adapter__alpha": 2.0}))
+        want, directories = [], []
+        for i, (kind, changes) in enumerate(kinds):
+            want.append(self.trained(f"run{i}", self.BASE, adapter__kind=kind, **changes))
+            directories.append(self.made_by("export", f"alone{i}", self.dir / f"run{i}"))
+        still = self.trained("still", self.BASE, optimizer__lr=1e-30)
+        deck = self.deck_of("base", "gpt2", **{**OF_DIRECTORY, "model__init_from": str(self.BASE),
+                                               "data__train": [str(self.BASE / "tokens")],
+                                               **{f"adapter__{key}": None for key in ("kind", "rank", "alpha")}})
+        validation = ["--set", f'data.validation=["{self.BASE}/tokens"]']
+        for ranks, sets in ((1, ()), (2, ("zero.stage=3",)), (2, ("parallel.tensor=2",)),
+                            (2, ("parallel.pipeline=2", 'offload.parameters="host"'))):
+            with self.subTest(ranks=ranks, sets=sets):
+                job = self.run_job(ranks, "evaluate", deck, "--adapters", *directories, *validation,
+                                   *(word for one in sets for word in ("--set", one)))
+                self.assertEqual(job.code, 0, job.output)
+                said = re.findall(r"evaluate (\S+) \| loss (\d+\.\d+)", job.output)
+                self.assertEqual([name for name, _ in said], [str(self.BASE), *map(str, directories)])
+                for (_, loss), true in zip(said, (still, *want), strict=True):
+                    self.assertAlmostEqual(float(loss), true, delta=2e-6)
+        config = directories[1] / "adapter_config.json"
+        said = json.loads(config.read_text())
+        config.write_text(json.dumps({**said, "use_dora": True}))
+        for code, text, *arguments in (
+                (3, "it is no directory of adapters", deck, "--adapters", self.BASE),
+                (2, "give the deck, not a run or checkpoint", self.dir / "run0", "--adapters", directories[0]),
+                (2, "--ema has no effect with --adapters", deck, "--ema", "--adapters", directories[0]),
+                (3, "lora_magnitude", deck, "--adapters", *directories[:2])):
+            with self.subTest(text):
+                job = self.run_job(1, "evaluate", *arguments, *validation)
+                self.assertEqual(job.code, code, job.output)
+                self.assertIn(text, " ".join(job.output.split()))
+
     def refused(self, directory, code, *texts):
         job = self.run_job(0, "import", directory, "--to", self.dir / "nowhere")
         self.assertEqual(job.code, code, job.output)

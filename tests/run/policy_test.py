@@ -1,6 +1,7 @@
 """Models that learn from their own answers (GRPO): as PyTorch learns from the same, the same bits on every layout and over
 restarts, a reward that is learned, and what programs and prompts may not be."""
 
+import copy
 import json
 import re
 import sys
@@ -47,7 +48,7 @@ class Oracle(PolicyTest):
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is, or as one rounding of
         # a number of 8 is.
         bound = {key: 8 * max(2**-24 * 8, *(abs(a[key] - b[key]) for a, b in zip(
-            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl", "explained")}
+            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl", "explained", "moved")}
         for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(kind=kind, ranks=ranks, **layout):
                 name = f"{kind}_{number}"
@@ -55,9 +56,13 @@ class Oracle(PolicyTest):
                 answers = models.rollouts(self.dir / name)
                 self.assertEqual([[a["token_ids"] for a in step] for step in answers], want["token_ids"])
                 for step, of_step, true in zip(self.steps_of(name), answers, want["float64"], strict=True):
-                    said = {**step, **{key: step["rollout"][key] or 0.0 for key in ("entropy", "kl", "explained")}}
+                    said = {**step, **{key: step["rollout"][key] or 0.0 for key in ("entropy", "kl", "explained", "moved")}}
                     for key in bound:
                         self.assertLess(abs(said[key] - true[key]), bound[key], (key, step["step"]))
+                    # No ratio is within a rounding of its bound.
+                    of_round = models.KINDS[kind][2] > 1
+                    self.assertEqual(step["rollout"]["clipped"] is not None, of_round)
+                    self.assertAlmostEqual(step["rollout"]["clipped"] or 0, true["clipped"], places=9)
                     self.assertEqual(step["targets"], sum(len(a["token_ids"]) for a in of_step))
                     if models.KINDS[kind][2] == 1:
                         mean = sum(a["reward"] for a in of_step) / models.GLOBAL
@@ -242,6 +247,71 @@ class Layouts(PolicyTest):
                 self.assertAlmostEqual(made[name][0][0]["loss"], steps[0]["loss"], delta=2e-5)
                 self.assertGreater(made[name][0][2]["rollout"]["kl"], 0)
         self.assertEqual(list((self.dir / "nvme").glob("*")), [])
+
+    def test_a_model_judges(self):
+        """As tessera classify has it judge the same texts, on every layout, also where it is itself in shards or
+        on disks; and what it likes is learned."""
+        base = tiny_deck(self.dir / "data", model__vocab=256, model__context=32, run__steps=60,
+                         optimizer__lr=0.01)
+        self.train(1, self.deck("base", base))
+        self.run_code(0, "export", self.dir / "base", "--to", self.dir / "model")
+        self.pairs_of_bytes([{"prompt": f"{i} ", "chosen": "fox lazy dog"[i % 5:], "rejected": "the over hoot"[i % 4:]}
+                             for i in range(20)])
+        judge = {"run": {"steps": 20, "seed": 3, "backend": "debug"}, "task": {"kind": "reward"},
+                 "model": {"family": "gpt2", "layers": 2, "heads": 2, "hidden": 16, "vocab": 256, "context": 28},
+                 "data": {"train": [str(self.dir / "pairs")]}, "batch": {"micro": 4, "global": 8},
+                 "schedule": {"kind": "constant"}, "optimizer": {"name": "adamw", "lr": 1e-2}}
+        self.train(1, self.deck("judged", judge))
+        self.run_code(0, "export", self.dir / "judged", "--to", self.dir / "judge")
+        (self.dir / "nvme").mkdir()
+        deck = change(models.deck("answers", self.dir), model__init_from=str(self.dir / "model"),
+                      reward__kind="model", reward__command=None, reward__model=str(self.dir / "judge"),
+                      run__steps=2, batch__sequence=24)
+        del deck["model"]["dropout"]
+        want = None
+        for name, ranks, changes in (
+                ("one", 1, {}), ("tensor", 2, {"parallel__tensor": 2}),
+                ("both", 4, {"parallel__pipeline": 2, "zero__stage": 3, "offload__parameters": "nvme",
+                             "offload__nvme": [str(self.dir / "nvme")]}),
+                ("context", 2, {"parallel__context": 2, "zero__stage": 3, "offload__parameters": "host"})):
+            with self.subTest(name):
+                self.train(ranks, self.deck(name, change(copy.deepcopy(deck), **changes)))
+                answers = models.rollouts(self.dir / name)[0]
+                want = want or answers
+                self.assertEqual([a["token_ids"] for a in answers], [a["token_ids"] for a in want])
+                for a, b in zip(answers, want, strict=True):
+                    # Some 100 roundings of numbers of about 1.
+                    self.assertAlmostEqual(a["reward"], b["reward"], delta=100 * 2**-24)
+        (self.dir / "said.jsonl").write_text("".join(json.dumps({
+            "text": bytes([*a["line"]["prompt"].encode(), *a["token_ids"]]).decode()}) + "\n" for a in want
+            if max(a["token_ids"]) < 128))
+        said = [json.loads(line)["reward"] for line in self.run_job(
+            0, "classify", self.dir / "judge", self.dir / "said.jsonl", "--json").output.splitlines()
+            if line.startswith("{")]
+        rewards = [a["reward"] for a in want if max(a["token_ids"]) < 128]
+        self.assertGreater(len(rewards), 8)
+        self.assertGreater(max(rewards) - min(rewards), 0.01)
+        for a, b in zip(rewards, said, strict=True):
+            self.assertAlmostEqual(a, b, delta=100 * 2**-24)
+        text = self.run_code(0, "check", self.deck("checked", copy.deepcopy(deck)), "--ranks", 2)
+        self.assertIn("for the reward model (no part of the above)", text)
+        self.refuses_judges(deck)
+
+    def refuses_judges(self, deck):
+        def refused(code, text, **changes):
+            with self.subTest(text):
+                self.assertIn(text, self.run_code(code, "train", self.deck(
+                    "refused", change(copy.deepcopy(deck), **changes)), ranks=2))
+
+        refused(DECK, "reward.model is missing", reward__model=None)
+        refused(DECK, 'reward.model has no effect with reward.kind = "match"', reward__kind="match")
+        refused(DECK, "it has no head that scores", reward__model=str(self.dir / "model"))
+        refused(DECK, "but batch.sequence = 32", batch__sequence=32)
+        (self.dir / "judge" / "tokenizer.json").write_text(json.dumps({
+            "version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}))
+        refused(DATA, "that of reward.model, ")
+        (self.dir / "judge" / "tokenizer.json").unlink()
+        refused(DATA, "has no tokenizer.json, by which it is known that it reads the tokens")
 
     def test_what_check_says(self):
         """One set of the actor's parameters; keys and values; and a reference where it is another model."""

@@ -181,6 +181,21 @@ struct PlanInputs {
   kernels::PreferenceTerms compared(const PlanShape& shape) const {
     return shape.of_targets ? kernels::PreferenceTerms{} : preference;
   }
+  /// What is said beside losses, of each pair or, where a model has been updated since it drew
+  /// them, of each target; and of how many, in a micro-batch.
+  struct Statistics {
+    std::int64_t count = 0, of = 0;
+  };
+  Statistics statistics(const PlanShape& shape) const {
+    if (compared(shape)) return {.count = kernels::kPreferenceStats, .of = rows(shape).batch / 2};
+    if (shape.purpose < PlanPurpose::train || !policy || !policy->drawn_before) return {};
+    return {.count = kernels::kPolicyStats, .of = losses(shape)};
+  }
+  /// The most of any plan.
+  std::int64_t most_statistics() const {
+    if (preference) return kernels::kPreferenceStats;
+    return policy && policy->drawn_before ? kernels::kPolicyStats : 0;
+  }
   /// How many losses a micro-batch has: of its targets, or of its samples where pairs have them.
   std::int64_t losses(const PlanShape& shape) const {
     const MicroBatchRows has = rows(shape);

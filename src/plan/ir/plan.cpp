@@ -15,8 +15,8 @@ View tally_sums(const Plan& plan) {
       .reshaped({tallies, kExactSumWords});
 }
 
-View preference_words(const Plan& plan, std::int64_t statistic) {
-  return plan.preferences.row_range(statistic, 1).reshaped({kExactSumWords});
+View statistic_words(const Plan& plan, std::int64_t statistic) {
+  return plan.statistics.row_range(statistic, 1).reshaped({kExactSumWords});
 }
 
 const kernels::Blend* joins_momentum(const Op& op, const Call& call) {

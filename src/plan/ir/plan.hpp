@@ -211,8 +211,9 @@ enum class PlanPurpose : std::uint8_t { generate, evaluate, flush, train, train_
 enum class Compression : std::uint8_t { none, begins, on };
 
 /// What the host reads of an evaluation beside sums: of every target its loss, or the value of the
-/// state that it was said in, without any losses.
-enum class Scores : std::uint8_t { none, losses, values };
+/// state that it was said in, without any losses; or of every sample its first output, with its
+/// sign turned, in the place of losses.
+enum class Scores : std::uint8_t { none, losses, values, outputs };
 
 /// By what the plans of one run differ: steps of one shape run one plan.
 struct PlanShape {
@@ -271,9 +272,10 @@ struct Plan {
   /// Part of the words, (layers that have experts, E + 1): how many choices were each expert, and
   /// how many were dropped. Absent where there are none.
   View choices;
-  /// Part of the words, (kPreferenceStats, kExactSumWords): the sums of what PreferenceLoss says of
-  /// pairs beside their losses. Absent where samples are no pairs.
-  View preferences;
+  /// Part of the words, (statistics, kExactSumWords): the sums of what is said beside losses: the
+  /// kPreferenceStats of PreferenceLoss, or the kPolicyStats of PolicyLoss. Absent where there are
+  /// none (PlanInputs::statistics).
+  View statistics;
   /// In generation the logits after each sample's last token, f32: (micro-batches, chunks x B,
   /// outputs of a chunk), of all chunks, on every rank. Absent elsewhere.
   View logits;
@@ -312,7 +314,7 @@ enum class StepFlag : std::uint8_t {
 /// before the step: the flags, by StepFlag, and how many of this rank's targets count. A tally has
 /// the same of some samples' losses alone: how many targets count, which the host sets, and behind
 /// those of all tallies the sum. Behind all are the choices of experts, and the sums of
-/// preferences.
+/// statistics.
 struct WordLayout {
   static constexpr std::int64_t loss = 0;
   static constexpr std::int64_t norm = kExactSumWords;
@@ -330,8 +332,8 @@ struct WordLayout {
 
 /// The sums of the plan's tallies, of which there are some: (tallies, kExactSumWords).
 View tally_sums(const Plan& plan);
-/// The words of one of the statistics of a plan that has preferences.
-View preference_words(const Plan& plan, std::int64_t statistic);
+/// The words of one of the statistics of a plan that has some.
+View statistic_words(const Plan& plan, std::int64_t statistic);
 
 // --- Views into plan buffers: symbolic addresses
 // ---------------------------------------------------------------

@@ -123,10 +123,8 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.router_terms = in.router_terms;
   u_.preference = in.preference;
   if (in.policy) u_.policy = in.policy->terms, u_.value = in.policy->value;
-  if (in.preference) {
-    u_.preference_statistics =
-        local(Local::preferences, DType::f32, {kernels::kPreferenceStats, in.micro / 2});
-  }
+  if (const auto [count, of] = in.statistics; count > 0)
+    u_.statistics = local(Local::statistics, DType::f32, {count, of});
   if (key.training) u_.scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
   if (key.experts && !in.cache && in.tensor.cut.rank == 0)  // every tensor rank chooses alike
     u_.choices = local(Local::choices, DType::i64, {in.config.experts.count + 1});
@@ -257,6 +255,8 @@ void Recorder::head() {
   }
   const View losses =
       local(Local::losses, DType::f32, {in_.preference ? batch.batch : batch.targets.elements()});
+  if (in_.scores == Scores::outputs)
+    return model::head_scores(u_, in_.config, weights, carry_, losses);
   if (in_.scores == Scores::values)
     return model::head_values(u_, in_.config, weights, carry_, losses);
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);

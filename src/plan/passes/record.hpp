@@ -38,7 +38,7 @@ enum class Local : BufferId {
   scalars,
   confusion,
   choices,
-  preferences,
+  statistics,
   first_unit
 };
 /// The flat buffers of the layer's units.
@@ -116,6 +116,7 @@ struct RecordInputs {
   kernels::LossTerms loss_terms;
   kernels::PreferenceTerms preference;
   std::optional<PolicyInputs> policy;  // in training
+  PlanInputs::Statistics statistics;
   kernels::RouterTerms router_terms;
   bool confusion = false;            // whether MicroBatch::confusion is wanted
   model::TensorRegion tensor;        // without run

@@ -69,7 +69,7 @@ class Scheduler {
     if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
     if (plan_.confusion) add(OpKind::kernel, kernels::Fill{.out = plan_.confusion});
     if (plan_.choices && !generates_) add(OpKind::kernel, kernels::Fill{.out = plan_.choices});
-    if (plan_.preferences) add(OpKind::kernel, kernels::Fill{.out = plan_.preferences});
+    if (plan_.statistics) add(OpKind::kernel, kernels::Fill{.out = plan_.statistics});
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
@@ -207,7 +207,7 @@ class Scheduler {
     batch_ = out_.batches.at(static_cast<std::size_t>(a.micro_batch));
     if (!generates_) {
       losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
-      preferences_ = all_preferences_.at(static_cast<std::size_t>(a.micro_batch));
+      statistics_ = all_statistics_.at(static_cast<std::size_t>(a.micro_batch));
     }
     Flow flow{.resid = p.incoming, .pending = {}};
     for (std::int64_t l = layers.begin; l < layers.end; ++l)
@@ -271,8 +271,8 @@ class Scheduler {
     const auto [b, t] = rows_;
     const std::int64_t targets = b * in_.model.config.targets_of(t),
                        losses = in_.losses(plan_.shape),
-                       statistics = compared ? kernels::kPreferenceStats * (b / 2) : 0,
                        tokens = plan_.shape.micro * plan_.shape.sequence;
+    const PlanInputs::Statistics statistics = in_.statistics(plan_.shape);
     const bool cut = in_.layout.context.shares > 1,
                with_documents = in_.documents.separate || (in_.documents.positions && !cut);
     const auto make = [&](const char* name, DType type, std::int64_t n) {
@@ -314,7 +314,7 @@ class Scheduler {
       return buffer_view(id, DType::f32, n);
     };
     all_losses_.push_back(make_result("losses", losses));
-    all_preferences_.push_back(make_result("preferences", statistics));
+    all_statistics_.push_back(make_result("statistics", statistics.count * statistics.of));
   }
 
   /// Where the step learns from tokens that the model drew, what.
@@ -374,6 +374,7 @@ class Scheduler {
                           .loss_terms = in_.loss_terms,
                           .preference = in_.compared(plan_.shape),
                           .policy = policy(),
+                          .statistics = in_.statistics(plan_.shape),
                           .router_terms = in_.router_terms,
                           .confusion = static_cast<bool>(plan_.confusion),
                           .tensor = tensor_region(),
@@ -515,10 +516,10 @@ class Scheduler {
         kernels::ExactSum{.x = losses_,
                           .accumulator = plan_.words.range(WordLayout::loss, kExactSumWords),
                           .of = kernels::ExactSum::Of::values});
-    for (std::int64_t s = 0; plan_.preferences && s < kernels::kPreferenceStats; ++s) {
-      const std::int64_t pairs = preferences_.elements() / kernels::kPreferenceStats;
-      add(OpKind::kernel, kernels::ExactSum{.x = preferences_.range(s * pairs, pairs),
-                                            .accumulator = preference_words(plan_, s),
+    for (std::int64_t s = 0; plan_.statistics && s < plan_.statistics.rows(); ++s) {
+      const std::int64_t each = statistics_.elements() / plan_.statistics.rows();
+      add(OpKind::kernel, kernels::ExactSum{.x = statistics_.range(s * each, each),
+                                            .accumulator = statistic_words(plan_, s),
                                             .of = kernels::ExactSum::Of::values});
     }
     if (plan_.shape.tallies == 0) return;
@@ -559,7 +560,7 @@ class Scheduler {
     bind(v, Local::returns, batch_.returns);
     bind(v, Local::drawn_values, batch_.drawn_values);
     bind(v, Local::losses, losses_);
-    bind(v, Local::preferences, preferences_);
+    bind(v, Local::statistics, statistics_);
     bind(v, Local::scalars, plan_.scalars);
     bind(v, Local::confusion, plan_.confusion);
   }
@@ -662,9 +663,9 @@ class Scheduler {
   std::map<std::pair<std::int64_t, std::int64_t>, Passage>
       passages_;  // by virtual stage and micro-batch
   std::map<std::tuple<std::size_t, bool, std::int32_t>, BufferId> gradients_;
-  std::vector<View> all_losses_, all_preferences_;  // by micro-batch
-  LoadBatch batch_;                                 // of the micro-batch under way
-  View losses_, preferences_;
+  std::vector<View> all_losses_, all_statistics_;  // by micro-batch
+  LoadBatch batch_;                                // of the micro-batch under way
+  View losses_, statistics_;
   std::int32_t micro_batch_ = -1;
   std::int32_t visit_ = 0;
 };

@@ -85,17 +85,18 @@ void add_control(Plan& plan, const PlanInputs& in) {
   const model::ModelConfig& config = in.model.config;
   const std::int64_t layers = config.experts_before(config.layers),
                      counts = config.experts.count + 1,
-                     statistics = in.preference ? kernels::kPreferenceStats : 0,
+                     statistics = in.statistics(plan.shape).count,
                      first = WordLayout::count(plan.shape.tallies),
-                     behind = layers * counts + statistics * kExactSumWords;
+                     behind = layers * counts + statistics * kExactSumWords,
+                     most = layers * counts + in.most_statistics() * kExactSumWords;
   plan.words = add_persistent(plan, "words", BufferPurpose::control, DType::i64,
-                              WordLayout::count(in.most_tallies) + behind)
+                              WordLayout::count(in.most_tallies) + most)
                    .range(0, first + behind);
   if (layers > 0)
     plan.choices = plan.words.range(first, layers * counts).reshaped({layers, counts});
-  if (in.compared(plan.shape)) {
-    plan.preferences = plan.words.range(first + layers * counts, statistics * kExactSumWords)
-                           .reshaped({statistics, kExactSumWords});
+  if (statistics > 0) {
+    plan.statistics = plan.words.range(first + layers * counts, statistics * kExactSumWords)
+                          .reshaped({statistics, kExactSumWords});
   }
   plan.scalars = add_persistent(plan, "scalars", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::StepScalar::count));

@@ -89,7 +89,7 @@ void drop_unwanted(Recording& recording, const RecordKey& key) {
   if (!key.training || (all_trained && key.carry_gradient)) return;
   if (!key.carry_gradient) recording.d_out = {};
   Wanted wanted(recording);
-  for (const Local shown : {Local::losses, Local::choices, Local::preferences})
+  for (const Local shown : {Local::losses, Local::choices, Local::statistics})
     wanted.add(static_cast<BufferId>(shown));
   std::set<BufferId> gradients;  // of frozen units
   for (std::size_t i = 0; i < key.frozen.size(); ++i) {

@@ -48,7 +48,7 @@ class LossCheck {
     for (const auto& [buffer, compared] : compared_) {
       for (const int added : compared.added) {
         if (added != (adds ? 1 : 0))
-          reject(plan_, compared.made, "compares pairs, which is not in the step's sums once");
+          reject(plan_, compared.made, "says what is not in the step's sums once");
       }
     }
   }
@@ -63,10 +63,10 @@ class LossCheck {
     bool valued = false;  // with losses of values
   };
 
-  /// What is said of pairs beside their losses.
+  /// What is said of pairs, or of targets that were drawn, beside their losses.
   struct Compared {
     std::size_t made = 0;
-    std::array<int, kernels::kPreferenceStats> added{};
+    std::vector<int> added;  // by statistic, how often
   };
 
   /// What the gradients of pairs' targets, or of their scores, are multiplied with.
@@ -92,8 +92,8 @@ class LossCheck {
   }
   void follow(const kernels::ExactSum& sum) {
     const View of_losses = plan_.words.range(WordLayout::loss, kExactSumWords);
-    for (std::int64_t s = 0; plan_.preferences && s < kernels::kPreferenceStats; ++s) {
-      if (homes_.is_at(sum.accumulator, preference_words(plan_, s))) adds_statistic(sum, s);
+    for (std::int64_t s = 0; plan_.statistics && s < plan_.statistics.rows(); ++s) {
+      if (homes_.is_at(sum.accumulator, statistic_words(plan_, s))) adds_statistic(sum, s);
     }
     if (sum.of != kernels::ExactSum::Of::values || !homes_.is_at(sum.accumulator, of_losses))
       return;
@@ -118,7 +118,7 @@ class LossCheck {
                        first = offset_of(plan_.scores) + plan_.ops[at_].micro_batch * each;
     if (to.bytes != Range{first, first + each})
       reject(plan_, at_, "scores other targets than its micro-batch's");
-    if (plan_.shape.scores == Scores::losses) {
+    if (plan_.shape.scores != Scores::values) {
       const auto found = made_.find(from.buffer);
       if (found == made_.end() || batches_[found->second.targets].targets.elements() * 4 != each)
         reject(plan_, at_, "takes what are no losses of targets for scores");
@@ -153,7 +153,7 @@ class LossCheck {
     losses.there.assign(use.bytes, true);
     losses.targets = targets;
     losses.made = at_;
-    compared_[homes_.home_of(pairs.statistics).buffer] = {.made = at_};
+    says(pairs.statistics);
     if (pairs.slopes) slopes_[homes_.home_of(pairs.slopes).buffer] = {.made = at_, .used = {}};
   }
   /// Losses of targets that were drawn do so too.
@@ -166,6 +166,9 @@ class LossCheck {
         !is_own(drawn.reference, batch.reference_losses))
       reject(plan_, at_, "judges targets by what is known of others");
     makes(drawn.losses, drawn.targets);
+    if (static_cast<bool>(drawn.statistics) != static_cast<bool>(batch.drawn_losses))
+      reject(plan_, at_, "does not say how far the model has moved since it drew");
+    if (drawn.statistics) says(drawn.statistics);
     slopes_[homes_.home_of(drawn.slopes).buffer] = {.made = at_, .used = {}};
   }
   /// Losses of values are added to those of the targets that were drawn.
@@ -200,6 +203,12 @@ class LossCheck {
     made_.erase(found);
     return targets;
   }
+  void says(const View& statistics) {
+    if (!plan_.statistics || statistics.rows() != plan_.statistics.rows())
+      reject(plan_, at_, "says what the step has no sums of");
+    compared_[homes_.home_of(statistics).buffer] = {
+        .made = at_, .added = std::vector<int>(static_cast<std::size_t>(statistics.rows()))};
+  }
   void follow(const kernels::ClassifyGradient& gradient) { uses_slopes(gradient.scale); }
   void follow(const kernels::ScoreGradient& gradient) { uses_slopes(gradient.slopes); }
   void uses_slopes(const View& slopes) {
@@ -211,10 +220,10 @@ class LossCheck {
   void adds_statistic(const kernels::ExactSum& sum, std::int64_t statistic) {
     const BufferUse use = homes_.home_of(sum.x);
     const auto compared = compared_.find(use.buffer);
-    const std::int64_t bytes = plan_.buffer(use.buffer).bytes / kernels::kPreferenceStats;
+    const std::int64_t bytes = plan_.buffer(use.buffer).bytes / plan_.statistics.rows();
     const Range own{statistic * bytes, (statistic + 1) * bytes};
     if (compared == compared_.end() || sum.of != kernels::ExactSum::Of::values || use.bytes != own)
-      reject(plan_, at_, "adds up what is not this statistic of pairs");
+      reject(plan_, at_, "adds up what is not this statistic");
     ++at(compared->second.added, statistic);
     adds_to(sum.accumulator);
   }

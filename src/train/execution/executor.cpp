@@ -230,18 +230,13 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
   output.tallies = plan.shape.tallies;
   output.words.resize(static_cast<std::size_t>(plan.words.elements()));
   tier_.read(bound.real(plan.words).data, std::as_writable_bytes(std::span(output.words)));
-  if (plan.choices) {
-    const std::int64_t first = (plan.choices.data - plan.words.data) / size_of(DType::i64);
+  const auto part = [&](const View& of, std::vector<std::int64_t>& into) {
+    const std::int64_t first = (of.data - plan.words.data) / size_of(DType::i64);
     const auto begin = output.words.begin() + first;
-    output.choices.assign(begin, begin + plan.choices.elements());
-  }
-  if (plan.preferences) {
-    const std::int64_t first = (plan.preferences.data - plan.words.data) / size_of(DType::i64);
-    output.preferences.assign(std::span(output.words)
-                                  .subspan(static_cast<std::size_t>(first),
-                                           static_cast<std::size_t>(plan.preferences.elements())));
-    output.preferences.pairs = output.losses().targets;
-  }
+    into.assign(begin, begin + of.elements());
+  };
+  if (plan.choices) part(plan.choices, output.choices);
+  if (plan.statistics) part(plan.statistics, output.statistics);
   if (plan.confusion) {
     output.confusion.resize(static_cast<std::size_t>(plan.confusion.elements()));
     tier_.read(bound.real(plan.confusion).data,

@@ -83,15 +83,28 @@ struct StepInput {
 };
 struct StepOutput {
   StepTimes times;
-  std::vector<std::int64_t> words;      // summed over all ranks
-  std::int64_t tallies = 0;             // that the step has
-  std::vector<std::int64_t> confusion;  // row by row, each document once
-  std::vector<std::int64_t> choices;    // as Plan::choices
-  PreferenceSums preferences;           // of 0 pairs where samples are none
-  bool applied = false;                 // the verdict, of training
+  std::vector<std::int64_t> words;       // summed over all ranks
+  std::int64_t tallies = 0;              // that the step has
+  std::vector<std::int64_t> confusion;   // row by row, each document once
+  std::vector<std::int64_t> choices;     // as Plan::choices
+  std::vector<std::int64_t> statistics;  // as Plan::statistics
+  bool applied = false;                  // the verdict, of training
 
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
+  }
+  /// Where samples are pairs, what is said of them; of targets that the model drew and has been
+  /// updated since, means of their statistics.
+  PreferenceSums preferences() const {
+    PreferenceSums sums;
+    if (!statistics.empty()) sums.assign(statistics);
+    sums.pairs = losses().targets;
+    return sums;
+  }
+  double policy(std::int64_t statistic) const {
+    const auto first = statistics.begin() + statistic * kExactSumWords;
+    return exact_value(ConstExactWords(&*first, kExactSumWords)) /
+           static_cast<double>(losses().targets);
   }
   /// Of all targets of all ranks, and of those of a tally.
   LossSum losses() const { return losses_at(plan::WordLayout::loss, plan::WordLayout::targets); }

@@ -31,14 +31,14 @@ const plan::PlanShape& EngineDecoder::shape_for(std::int64_t tokens) const {
 std::int64_t EngineDecoder::passes_of(std::span<const std::int64_t> lengths) const {
   const std::int64_t most = shapes_.back().sequence;
   if (lengths.empty()) return 0;
-  if (size_.prefill == setup::Prefill::all) return ceil_div(std::ranges::max(lengths), most);
+  if (size_.prefill != setup::Prefill::one) return ceil_div(std::ranges::max(lengths), most);
   std::int64_t passes = 0;
   for (const std::int64_t length : lengths) passes += ceil_div(length, most);
   return passes;
 }
 
 void EngineDecoder::begin(std::span<const Prompt> prompts, const Begun& begun) {
-  if (size_.prefill == setup::Prefill::all) return begin_all(prompts, begun);
+  if (size_.prefill != setup::Prefill::one) return begin_all(prompts, begun);
   for (std::size_t i = 0; i < prompts.size(); ++i) begin_one(i, prompts[i], begun);
 }
 
@@ -57,26 +57,26 @@ void EngineDecoder::begin_one(std::size_t which, const Prompt& prompt, const Beg
 }
 
 void EngineDecoder::begin_all(std::span<const Prompt> prompts, const Begun& begun) {
-  const plan::PlanShape& shape = shapes_.back();
-  const auto most = static_cast<std::size_t>(shape.sequence);
-  for (std::size_t first = 0;; first += most) {
+  std::size_t longest = 0;
+  for (const Prompt& prompt : prompts) longest = std::max(longest, prompt.tokens.size());
+  for (std::size_t first = 0; first < longest;) {
+    const plan::PlanShape& shape = shape_for(static_cast<std::int64_t>(longest - first));
+    const auto most = static_cast<std::size_t>(shape.sequence);
     std::vector<Next> next = no_tokens();
     std::vector<std::size_t> ended;
-    bool some = false;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       const std::span<const std::int32_t> tokens = prompts[i].tokens;
       if (tokens.size() <= first) continue;
-      some = true;
       Next& own = at(next, prompts[i].slot);
       own.tokens = tokens.subspan(first, std::min(most, tokens.size() - first));
       own.all = static_cast<std::int64_t>(tokens.size() - first);
       if (tokens.size() <= first + most) ended.push_back(i);
     }
-    if (!some) return;
     const std::span<const float> logits = pass(shape, next);
     const std::size_t outputs = logits.size() / next.size();
     for (const std::size_t i : ended)
       begun(i, logits.subspan(static_cast<std::size_t>(prompts[i].slot) * outputs, outputs));
+    first += most;
   }
 }
 
@@ -98,8 +98,10 @@ void EngineDecoder::renew() {
 }
 
 void EngineDecoder::idle_prompts(std::int64_t passes) {
-  if (size_.prefill == setup::Prefill::one) return idle_tokens(passes);  // these take less time
-  while (passed_ < passes) pass(shapes_.back(), no_tokens());
+  // Of several shapes those of single tokens take less time than any.
+  const plan::PlanShape& shape =
+      size_.prefill == setup::Prefill::all_alike ? shapes_.back() : shapes_.front();
+  while (passed_ < passes) pass(shape, no_tokens());
 }
 
 void EngineDecoder::idle_tokens(std::int64_t passes) {

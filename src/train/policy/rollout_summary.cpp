@@ -7,11 +7,13 @@ namespace tessera::train {
 std::string to_text(const RolloutSummary& s) {
   const std::string explained =
       s.explained ? fmt::format(", {:.0f} % foreseen", 100 * *s.explained) : "";
+  const std::string clipped =
+      s.clipped ? fmt::format(", {:.1f} % of them clipped", 100 * *s.clipped) : "";
   return fmt::format(
-      "reward {:.4f} +- {:.3f}{} | {:.1f} tokens an answer, {:.0f} % cut, entropy {:.3f} | drawn "
+      "reward {:.4f} +- {:.3f}{} | {:.1f} tokens an answer{}, {:.0f} % cut, entropy {:.3f} | drawn "
       "in "
       "{:.2f} s ({:.0f} tok/s), judged in {:.2f} s",
-      s.reward, s.deviation, explained, s.tokens, 100 * s.cut, s.entropy, s.drawing_s,
+      s.reward, s.deviation, explained, s.tokens, clipped, 100 * s.cut, s.entropy, s.drawing_s,
       s.tokens * static_cast<double>(s.answers) / s.drawing_s, s.judging_s);
 }
 

@@ -17,6 +17,9 @@ struct RolloutSummary {
   double entropy = 0;    // -log p of a token under the model that drew it, mean, in nats
   double kl = 0;         // log p less that under the reference model, mean; 0 without one
   std::optional<double> explained;  // of the variance of returns, by values, where there are some
+  // Of the step, where the model has been updated since it drew: the share of tokens that the clip
+  // held, and log p when drawn less log p, mean.
+  std::optional<double> clipped, moved;
   double drawing_s = 0, judging_s = 0;  // of the slowest rank
   std::int64_t answers = 0;
 };

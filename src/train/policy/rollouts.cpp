@@ -68,7 +68,9 @@ Rollouts::Rollouts(Run& run)
              run.deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no),
       documents_(data::document_rule(run.deck)),
       actor_(run),
-      rewards_(run.deck.reward, run.control) {}
+      rewards_(run.deck.reward, run.control) {
+  if (run.deck.reward.kind == deck::RewardKind::model) reward_model_.emplace(run);
+}
 
 const data::Prompts::Prompt& Rollouts::prompt_of(std::int64_t number) const {
   return at(prompts_.all, order_.sequence_of(number / run_.deck.rollout.samples));
@@ -130,10 +132,15 @@ std::optional<std::vector<Rollouts::Answer>> Rollouts::draw(std::int64_t first,
   return answers;
 }
 
-void Rollouts::score() {
-  std::vector<Said> said;
+std::vector<Said> Rollouts::said() const {
+  std::vector<Said> all;
   for (const Answer& answer : answers_)
-    said.push_back({.prompt = prompt_of(answer.number).tokens, .answer = answer.tokens});
+    all.push_back({.prompt = prompt_of(answer.number).tokens, .answer = answer.tokens});
+  return all;
+}
+
+void Rollouts::score() {
+  const std::vector<Said> said = this->said();
   const auto set = [&](std::vector<float> Answer::*which, std::vector<std::vector<float>> scores) {
     for (std::size_t i = 0; i < answers_.size(); ++i) answers_[i].*which = std::move(scores[i]);
   };
@@ -289,9 +296,13 @@ void Rollouts::begin_round(std::int64_t first, std::int64_t count) {
     run_.job.whereabouts.begin("training", step);
     return spoil(first, count);
   }
-  control.together([&] { judge(*own); });
-  const double judging = seconds_since(begin) - drawing;
+  if (!reward_model_) control.together([&] { judge(*own); });
   answers_ = exchange(*own);
+  if (reward_model_) {
+    const std::vector<double> rewards = reward_model_->of(said());
+    for (std::size_t i = 0; i < rewards.size(); ++i) answers_[i].reward = rewards[i];
+  }
+  const double judging = seconds_since(begin) - drawing;
   score();
   const double scoring = seconds_since(begin) - drawing - judging;
   run_.job.whereabouts.begin("training", step);

@@ -13,6 +13,7 @@
 #include "io/sampler.hpp"
 #include "train/generation/completions.hpp"
 #include "train/policy/actor.hpp"
+#include "train/policy/reward_model.hpp"
 #include "train/policy/rewards.hpp"
 #include "train/policy/rollout_summary.hpp"
 #include "train/run.hpp"
@@ -64,6 +65,7 @@ class Rollouts final : public data::StepSource {
   /// This rank's, of so many; nothing where the model has diverged. Collective.
   std::optional<std::vector<Answer>> draw(std::int64_t first, std::int64_t count);
   void judge(std::vector<Answer>& answers);
+  std::vector<Said> said() const;
   /// Has the reference model, and that of values, say what they do of all answers. Collective.
   void score();
   /// All ranks' answers on every rank.
@@ -87,7 +89,8 @@ class Rollouts final : public data::StepSource {
   data::DocumentRule documents_;
   Actor actor_;
   Rewards rewards_;
-  std::vector<Answer> answers_;  // of the round
+  std::optional<RewardModel> reward_model_;  // in their place
+  std::vector<Answer> answers_;              // of the round
   RolloutSummary summary_;
 };
 

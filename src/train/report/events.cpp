@@ -84,7 +84,9 @@ constexpr EventField kStepFields[] = {
      "that the limit has `cut`, mean -log p of a token when it was drawn (`entropy`, in nats) "
      "and what that is less than under the model of init_from (`kl`, where task.kl is above 0), "
      "the share of the variance of returns that values foresaw (`explained`, of ppo, else null), "
-     "and "
+     "of the step, where the model has been updated since it drew (rollout.steps above 1, else "
+     "null), the share of tokens that task.clip held (`clipped`) and the mean of log p when drawn "
+     "less log p (`moved`, in nats), and "
      "how long the slowest ranks drew and judged (`drawing_ms`, `judging_ms`, within "
      "`data_exposed_ms` of the first step that learns from the answers); else null"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},

@@ -391,6 +391,9 @@ nlohmann::json preferences_json(const std::optional<Preferences>& p, const deck:
 /// null where the model draws nothing.
 nlohmann::json rollout_json(const std::optional<RolloutSummary>& r) {
   if (!r) return {};
+  const auto or_null = [](const std::optional<double>& x) {
+    return x ? nlohmann::json(*x) : nlohmann::json();
+  };
   return {{"answers", r->answers},
           {"reward", r->reward},
           {"reward_std", r->deviation},
@@ -399,7 +402,9 @@ nlohmann::json rollout_json(const std::optional<RolloutSummary>& r) {
           {"cut", r->cut},
           {"entropy", r->entropy},
           {"kl", r->kl},
-          {"explained", r->explained ? nlohmann::json(*r->explained) : nlohmann::json()},
+          {"explained", or_null(r->explained)},
+          {"clipped", or_null(r->clipped)},
+          {"moved", or_null(r->moved)},
           {"drawing_ms", r->drawing_s * 1e3},
           {"judging_ms", r->judging_s * 1e3}};
 }

@@ -308,10 +308,10 @@ void ModelState::decode(const plan::UnitState& s, const RealView& codes, std::in
 }
 
 void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f,
-                           const std::function<void()>& filled) {
+                           const std::function<void()>& filled, Units units) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
-    if (!s.held) continue;
+    if (!s.held || (units == Units::trained && !s.trained)) continue;
     if (s.codes) {
       if (rows.front() == plan::kMasterRow) each_of_codes(u, f, filled);
       continue;
@@ -377,7 +377,7 @@ std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const floa
 }
 
 std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::size_t> rows,
-                                                        const BlockSource& source) {
+                                                        const BlockSource& source, Units units) {
   std::optional<NonFiniteElement> bad;
   std::vector<float> values;
   const auto fill = [&](const model::ParamDesc& p, const MatrixRange& part,
@@ -395,7 +395,8 @@ std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::siz
     });
   };
   for (CodeError& error : code_errors_) error.lost = error.all = 0;
-  each_held(rows, fill, [] {});
+  each_held(
+      rows, fill, [] {}, units);
   return bad;
 }
 
@@ -422,9 +423,9 @@ void ModelState::set_zero(std::size_t row) {
   }
 }
 
-std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource& source) {
-  const BlockSource by_rows = [&](const model::ParamDesc& p, const MatrixRange& part,
-                                  std::span<float> out) {
+/// The source's elements of a part of a parameter, row by row.
+static auto by_rows(const ParameterSource& source) {
+  return [&source](const model::ParamDesc& p, const MatrixRange& part, std::span<float> out) {
     const std::int64_t width = columns_of(p), own = part.columns.count();
     if (own == width) return source(p, {part.rows.begin * width, part.rows.end * width}, out);
     for (std::int64_t r = part.rows.begin; r < part.rows.end;
@@ -433,13 +434,21 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
              out.first(static_cast<std::size_t>(own)));
     }
   };
+}
+
+std::optional<NonFiniteElement> ModelState::set_trained(const ParameterSource& source) {
+  forget_update();
+  return set_weights(std::array{plan::kMasterRow}, by_rows(source), Units::trained);
+}
+
+std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource& source) {
   forget_update();
   std::vector<std::size_t> weights{plan::kMasterRow};
   for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) {
     set_zero(row);
     if (rows_[row].begins_as_weights) weights.push_back(row);
   }
-  return set_weights(weights, by_rows);
+  return set_weights(weights, by_rows(source));
 }
 
 /// In the parameter's global coordinates.

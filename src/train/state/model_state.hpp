@@ -76,6 +76,8 @@ class ModelState {
   /// Sets the weights from `source`, the optimizer's state to zero or as it begins. Returns a
   /// weight that is not finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
+  /// The same of the parameters that are trained alone: others stay as they are.
+  std::optional<NonFiniteElement> set_trained(const ParameterSource& source);
   /// What weights have lost as they became codes the last time: sums over those of this rank of
   /// squares, of the differences and of the weights. On every rank the same parameters, which are
   /// kept so.
@@ -163,8 +165,9 @@ class ModelState {
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
   /// Sets rows of weights, master first: these themselves, and what begins as they are.
+  enum class Units : std::uint8_t { all, trained };
   std::optional<NonFiniteElement> set_weights(std::span<const std::size_t> rows,
-                                              const BlockSource& source);
+                                              const BlockSource& source, Units units = Units::all);
   void set_zero(std::size_t row);
   /// Adds what is read of a row that has one value for each tensor.
   void want_of_tensors(const io::Checkpoint& checkpoint, std::size_t row, bool may_miss,
@@ -181,7 +184,7 @@ class ModelState {
   /// Of a unit that is kept as codes, `f` is told of f32 elements in their place, of some at a
   /// time, and `filled` is called before these become codes.
   void each_held(std::span<const std::size_t> rows, const HeldPart& f,
-                 const std::function<void()>& filled);
+                 const std::function<void()>& filled, Units units = Units::all);
   void each_of_codes(std::size_t unit, const HeldPart& f, const std::function<void()>& filled);
   /// Makes codes of these elements of one slot of a unit, whole blocks from its element `first` on;
   /// adds what they lose.

@@ -4,7 +4,8 @@
 
 #include "core/bytes.hpp"
 #include "plan/passes/blocks.hpp"
-#include "setup/generation.hpp"
+#include "setup/inputs.hpp"
+#include "setup/judges.hpp"
 #include "train/policy/actor.hpp"
 #include "verbs/check/check.hpp"
 
@@ -91,19 +92,34 @@ std::string shapes_text(const Checked& checked) {
   return text;
 }
 
-/// The most that a rank has of a reference model of its own, beside the model that is trained.
-std::optional<std::int64_t> reference_bytes(const Checked& checked) {
+/// The most that a rank has of a model that is only asked, beside the one that is trained.
+std::int64_t bytes_beside(const Checked& checked, const deck::LoadedDeck& model,
+                          plan::Scores scores) {
   const Planner& p = checked.planner;
-  if (!train::has_own_reference(p.loaded.deck)) return std::nullopt;
-  const deck::LoadedDeck reference = setup::reference_deck(p.loaded);
-  const std::array shapes{
-      setup::score_shape(reference.deck, plan::Scores::losses, p.inputs.layout.mesh.batch_ranks())};
-  const plan::PlanInputs inputs = p.inputs_of(reference.deck, shapes);
+  const Mesh mesh = setup::mesh_of(model.deck, checked.mesh().size());
+  const std::array shapes{setup::score_shape(p.loaded.deck, scores, mesh.batch_ranks())};
+  const plan::PlanInputs inputs = p.inputs_of(model.deck, shapes);
   std::int64_t most = 0;
   for (const RankFigures& f :
        plan::survey(inputs, shapes, plan::largest_places(inputs), p.devices).ranks)
     most = std::max(most, plan::device_bytes(f.ledger.arenas) + plan::host_bytes(f.ledger.arenas));
   return most;
+}
+
+std::string beside_text(const Checked& checked) {
+  const deck::LoadedDeck& loaded = checked.planner.loaded;
+  std::string text;
+  const auto add = [&](const char* what, const deck::LoadedDeck& model, plan::Scores scores) {
+    text += fmt::format("  and {} for {} (no part of the above)\n",
+                        human_bytes(bytes_beside(checked, model, scores)), what);
+  };
+  if (train::has_own_reference(loaded.deck))
+    add("the reference model of task.kl", setup::reference_deck(loaded), plan::Scores::losses);
+  if (deck::draws_answers(loaded.deck.task.kind) &&
+      loaded.deck.reward.kind == deck::RewardKind::model)
+    add("the reward model", setup::reward_deck(loaded, checked.mesh().size()),
+        plan::Scores::outputs);
+  return text;
 }
 
 }  // namespace
@@ -143,10 +159,7 @@ std::string memory_text(const Checked& checked) {
     row(fmt::format("arena {}, bytes", word),
         [&](const RankFigures& f) { return f.ledger.arena(id); });
   }
-  if (const auto bytes = reference_bytes(checked)) {
-    text += fmt::format("  and {} for the reference model of task.kl (no part of the above)\n",
-                        human_bytes(*bytes));
-  }
+  text += beside_text(checked);
   if (checked.planner.inputs.layout.nccl) {
     text +=
         "  and what the driver, NCCL, cuDNN and CUDA graphs take of the GPU, which a run "

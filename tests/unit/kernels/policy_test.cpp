@@ -27,7 +27,8 @@ struct Targets {
         reference(DType::f32, {n}),
         scale(DType::f32, {1}),
         out(DType::f32, {n}),
-        slopes(DType::f32, {n}) {
+        slopes(DType::f32, {n}),
+        statistics(DType::f32, {kPolicyStats, n}) {
     for (std::int64_t i = 0; i < n; ++i) {
       const bool counts = i % 3 != 1;
       targets.set(i, counts ? i % 50 : -1);
@@ -49,9 +50,10 @@ struct Targets {
             .scale = scale.view(),
             .losses = out.view(),
             .slopes = slopes.view(),
+            .statistics = before ? statistics.view() : View{},
             .terms = terms};
   }
-  Tensor losses, targets, advantages, weights, drawn, reference, scale, out, slopes;
+  Tensor losses, targets, advantages, weights, drawn, reference, scale, out, slopes, statistics;
 };
 
 TEST(PolicyLoss, LossesAndSlopesAgreeWithTheFormula) {
@@ -77,6 +79,17 @@ TEST(PolicyLoss, LossesAndSlopesAgreeWithTheFormula) {
               slopes.back() = 32 * (x.advantages[i] + static_cast<double>(terms.kl) *
                                                           std::expm1(now - x.reference[i]));
             }
+          }
+          for (std::int64_t i = 0; before && i < n; ++i) {
+            // No ratio is within a rounding of where it is clipped.
+            const bool counts = x.targets[i] >= 0;
+            const double ratio = std::exp(x.drawn[i] - x.losses[i]), better = x.advantages[i];
+            const bool held = better > 0 ? ratio > 1 + static_cast<double>(terms.high)
+                                         : ratio < 1 - static_cast<double>(terms.low);
+            ASSERT_EQ(x.statistics[i], counts && held && better != 0 ? 1 : 0) << i;
+            ASSERT_EQ(x.statistics[n + i],
+                      counts ? static_cast<float>(x.losses[i] - x.drawn[i]) : 0)
+                << i;
           }
           // Computed in double, of terms below 8, and rounded once.
           expect_within(

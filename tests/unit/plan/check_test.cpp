@@ -346,6 +346,9 @@ TEST(Check, RejectsDrawnTargetsThatGoAstray) {
                   "what the reference says in place of when it was drawn");
   expect_rejected(with_each<PolicyLoss>(plan, [](PolicyLoss& p) { p.drawn = {}; }),
                   "what is loaded and not looked at");
+  expect_rejected(with_each<PolicyLoss>(plan, [](PolicyLoss& p) { p.statistics = {}; }),
+                  "what is not said of how far the model has moved");
+  expect_rejected(without_or_again<kernels::ExactSum>(plan), "the step's sums");
   expect_rejected(with_each<kernels::ClassifyGradient>(
                       plan, [](kernels::ClassifyGradient& g) { g.scale = g.scale.range(0, 1); }),
                   "targets without their slopes");
@@ -391,8 +394,8 @@ TEST(MakePlan, OfTargetsHasTheStateOfOneOfPairs) {
   c.shape.of_targets = true;
   const Plan of_targets = make_plan(c.inputs, c.shape, {});
   EXPECT_EQ(of_targets.arena(ArenaId::state), of_pairs.arena(ArenaId::state));
-  EXPECT_TRUE(of_pairs.preferences);
-  EXPECT_FALSE(of_targets.preferences);
+  EXPECT_TRUE(of_pairs.statistics);
+  EXPECT_FALSE(of_targets.statistics);
   EXPECT_GT(targets_of(of_targets), targets_of(of_pairs));
 }
 

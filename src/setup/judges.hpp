@@ -1,0 +1,22 @@
+// Decks of the models by which what a model does is judged.
+#pragma once
+
+#include "deck/load.hpp"
+#include "plan/ir/plan.hpp"
+
+namespace tessera::setup {
+
+/// The deck of the model that a run begins with, in full.
+deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded);
+
+/// The deck of reward.model, on the layout of the run and where its parameters live. DeckError
+/// where the directory has no head that scores, sees fewer tokens than the run's sequences have, or
+/// does not go with the layout.
+deck::LoadedDeck reward_deck(const deck::LoadedDeck& loaded, std::int64_t ranks);
+
+/// Of as many answers at once as a step has: `scores` of these.
+plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks);
+/// Losses by what a model's adapters are beside.
+plan::PlanShape base_shape(const deck::Deck& deck, std::int64_t data_ranks);
+
+}  // namespace tessera::setup

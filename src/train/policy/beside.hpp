@@ -1,0 +1,19 @@
+// A model that is only asked, beside the one that a run trains: on the same ranks, in memory of its
+// own.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "train/run.hpp"
+#include "train/trained_engine.hpp"
+
+namespace tessera::train {
+
+/// Opens the model of `loaded`, which outlives it, for these scores of as many answers at once as a
+/// step of the run has. Collective. MemoryError, on every rank, where it and the trained one do not
+/// fit together; `what` it is, for people.
+void open_beside(std::optional<TrainedEngine>& model, const Run& run,
+                 const deck::LoadedDeck& loaded, plan::Scores scores, const std::string& what);
+
+}  // namespace tessera::train
