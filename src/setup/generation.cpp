@@ -42,15 +42,13 @@ std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
   std::vector<plan::PlanShape> shapes{each};
   plan::PlanShape prompts = each;
   if (size.prefill == Prefill::one) prompts.micro = prompts.micro_batches = 1;
-  const std::int64_t most = size.prefill == Prefill::one
-                                ? kPromptTokens.back()
-                                : std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2,
-                                                           std::max<std::int64_t>(2, size.room));
+  std::int64_t most = std::min(kPromptTokens.back(), std::max<std::int64_t>(2, size.room));
+  if (size.prefill != Prefill::one)
+    most = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2, most);
   for (const std::int64_t tokens : kPromptTokens) {
     prompts.sequence = std::min(tokens, most);
-    const bool last = tokens >= most || tokens >= size.room;
-    if (last || size.prefill != Prefill::all_alike) shapes.push_back(prompts);
-    if (last) break;
+    if (tokens >= most || size.prefill != Prefill::all_alike) shapes.push_back(prompts);
+    if (tokens >= most) break;
   }
   return shapes;
 }
@@ -64,9 +62,9 @@ plan::PlanShape renewing_shape(const DecoderSize& size) {
 std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const DecoderSize& size) {
   std::vector<plan::PlanShape> shapes = decoder_shapes(size);
   const auto* secondary = std::get_if<deck::Secondary>(&deck.zero.secondary);
-  const bool kept = secondary == nullptr || *secondary == deck::Secondary::node;
-  if (kept && deck.zero.stage >= first_stage(&Sharding::parameters))
-    shapes.push_back(renewing_shape(size));
+  const bool kept = secondary == nullptr || *secondary == deck::Secondary::node,
+             shards = deck.zero.stage >= first_stage(&Sharding::parameters);
+  if (shards ? kept : deck.zero.stage > 0) shapes.push_back(renewing_shape(size));
   return shapes;
 }
 

@@ -1,6 +1,7 @@
 // The shapes of the passes in which sequences are gone on with.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "deck/load.hpp"
@@ -34,7 +35,7 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
 /// Of single tokens, then of prompts, from small to large.
 std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
 
-/// Of single tokens, as it brings what nodes keep of parameters up to date, where they keep some.
+/// Of single tokens, as it brings up to date what ranks have of parameters (PlanShape::renews).
 plan::PlanShape renewing_shape(const DecoderSize& size);
 /// All of these that a deck's layout needs.
 std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const DecoderSize& size);

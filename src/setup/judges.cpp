@@ -1,5 +1,9 @@
 #include "setup/judges.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "core/sharding.hpp"
 #include "deck/schema.hpp"
 #include "deck/value.hpp"
@@ -19,7 +23,8 @@ deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded) {
 
 deck::LoadedDeck reward_deck(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   const deck::Deck& run = loaded.deck;
-  const std::string name = fmt::format("{}: reward.model {}", loaded.name, *run.reward.model);
+  const std::string name =
+      fmt::format("{}: reward.model {} on its layout", loaded.name, *run.reward.model);
   // Whole pairs are what such a deck has; how many answers are judged at once its plans say.
   const std::string least = fmt::format(
       "run.steps = 1\nmodel.init_from = {}\ntask.kind = \"reward\"\ndata.train = [\"none\"]\n"
@@ -49,7 +54,7 @@ deck::LoadedDeck reward_deck(const deck::LoadedDeck& loaded, std::int64_t ranks)
   judge.zero.prefetch = run.zero.prefetch;
   judge.offload.parameters = run.offload.parameters;
   judge.offload.nvme = run.offload.nvme;
-  judge.offload.ahead = run.offload.ahead;
+  if (judge.offload.anything()) judge.offload.ahead = run.offload.ahead;
   judge.offload.block = run.offload.block;
   judge.offload.depth = run.offload.depth;
   judge.batch.sequence = run.batch.sequence;
@@ -63,6 +68,7 @@ deck::LoadedDeck reward_deck(const deck::LoadedDeck& loaded, std::int64_t ranks)
 
 plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks) {
   plan::PlanShape shape = evaluation_shape(deck.batch, data_ranks);
+  shape.micro_batches = std::max<std::int64_t>(1, shape.micro_batches);
   shape.scores = scores;
   shape.of_targets = scores == plan::Scores::outputs;
   return shape;

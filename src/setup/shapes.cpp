@@ -84,8 +84,9 @@ std::vector<plan::PlanShape> largest_shapes(std::span<const plan::PlanShape> sha
     const bool below = std::ranges::any_of(shapes, [&](const plan::PlanShape& other) {
       return other != shape && other.purpose >= shape.purpose &&
              other.compression == shape.compression && other.adapted >= shape.adapted &&
-             other.sequence >= shape.sequence && other.micro >= shape.micro &&
-             other.micro_batches >= shape.micro_batches && other.tallies >= shape.tallies;
+             (other.renews || !shape.renews) && other.sequence >= shape.sequence &&
+             other.micro >= shape.micro && other.micro_batches >= shape.micro_batches &&
+             other.tallies >= shape.tallies;
     });
     if (!below) largest.push_back(shape);
   }

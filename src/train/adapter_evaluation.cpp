@@ -89,8 +89,8 @@ deck::LoadedDeck adapted_deck(const deck::LoadedDeck& loaded, std::span<const Di
   deck.model.init_from = io::base_directory(*deck.model.init_from).string();
   deck.model.adapter = common_section(all);
   deck.model.frozen.layers.clear();
-  return deck::parse_deck(to_toml(deck), loaded.name, std::vector<std::string>(),
-                          setup::read_architecture);
+  return deck::parse_deck(to_toml(deck), loaded.name + " with --adapters",
+                          std::vector<std::string>(), setup::read_architecture);
 }
 
 /// The directory's matrices with as many ranks as `rank`, and B times what makes up for another
@@ -137,7 +137,7 @@ void evaluate_adapters(const deck::LoadedDeck& loaded, const Job& job,
   const double scale = section.alpha / static_cast<double>(section.rank);
   const DeckEvaluation evaluation(adapted, job);
   TrainedEngine trained(adapted, job, evaluation.shape(), "master");
-  // As they begin adapters add nothing.
+  // As they begin adapters add nothing, but for what DoRA's lengths of rows are rounded.
   evaluation.say(trained, printable(*adapted.deck.model.init_from));
   for (const Directory& directory : all) {
     control.together([&] {

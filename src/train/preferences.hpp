@@ -31,7 +31,7 @@ struct PreferenceSums {
   std::array<std::int64_t, kernels::kPreferenceStats * kExactSumWords> words{};
   std::int64_t pairs = 0;  // that count
 
-  /// From Plan::preferences.
+  /// From Plan::statistics, of pairs.
   void assign(std::span<const std::int64_t> of_plan) {
     std::copy_n(of_plan.begin(), words.size(), words.begin());
   }

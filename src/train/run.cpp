@@ -43,6 +43,8 @@ void Run::open_data() {
         data_files.push_back(io::identify(std::filesystem::path(entry.path)));
       if (deck.task.kl > 0)
         data_files.push_back({*deck.model.init_from, 0, data::hash_reference_model(deck)});
+      if (deck.reward.kind == deck::RewardKind::model)
+        data_files.push_back({*deck.reward.model, 0, io::hash_model(*deck.reward.model)});
     });
     return;
   }

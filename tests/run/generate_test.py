@@ -277,6 +277,9 @@ class Layouts(Generate):
                 ("generation has no use for it", "zero.stages=3"),
                 ("a rank has whole parameters (0) or shards (3)", "zero.stage=2"),
                 ("parallel.tensor", "parallel.tensor=3"),
+                ("generation measures no links", "zero.stage=3", 'zero.secondary="auto"'),
+                ("zero.secondary", "zero.stage=3", 'zero.secondary="node"'),
+                ("zero.secondary", "zero.secondary=1"),
                 ("offload.nvme", 'offload.parameters="nvme"'),
                 ("zero.stage", "zero.stage=7")):
             with self.subTest(sets):

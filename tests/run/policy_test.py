@@ -226,13 +226,18 @@ class Layouts(PolicyTest):
         for name, ranks, changes in (
                 ("one", 1, {}),
                 ("experts", 2, {"parallel__experts": 2}),
+                ("published", 3, {"zero__stage": 1}),
+                ("published_beside", 2, {"zero__stage": 2, "offload__optimizer": "host"}),
                 ("both", 4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 3}),
                 ("stages", 4, {"parallel__pipeline": 2, "zero__stage": 3, "offload__parameters": "host"}),
                 ("disks", 2, {"zero__stage": 3, "offload__parameters": "nvme",
                               "offload__nvme": [str(self.dir / "nvme")], "offload__optimizer": "nvme"})):
             with self.subTest(name):
                 deck = self.deck_of(name, "values", model__init_from=str(self.dir / "model"),
-                                    moe__aux_loss=0.0, moe__z_loss=0.0, run__steps=3, rollout__slots=3, **changes)
+                                    moe__aux_loss=0.0, moe__z_loss=0.0, run__steps=3, rollout__slots=3,
+                                    # Answers end where the sequence does, after as many tokens as it has room for.
+                                    rollout__tokens=30, batch__sequence=32, batch__micro=1,
+                                    batch__global=12, **changes)
                 self.train(ranks, deck)
                 made[name] = self.steps_of(name), models.rollouts(self.dir / name)
                 steps, answers = made["one"]
@@ -273,7 +278,9 @@ class Layouts(PolicyTest):
                 ("one", 1, {}), ("tensor", 2, {"parallel__tensor": 2}),
                 ("both", 4, {"parallel__pipeline": 2, "zero__stage": 3, "offload__parameters": "nvme",
                              "offload__nvme": [str(self.dir / "nvme")]}),
-                ("context", 2, {"parallel__context": 2, "zero__stage": 3, "offload__parameters": "host"})):
+                ("beside", 2, {"zero__stage": 1, "offload__optimizer": "host", "offload__ahead": 3}),
+                ("context", 2, {"parallel__context": 2, "zero__stage": 3, "offload__parameters": "host",
+                                "batch__micro": 16})):
             with self.subTest(name):
                 self.train(ranks, self.deck(name, change(copy.deepcopy(deck), **changes)))
                 answers = models.rollouts(self.dir / name)[0]

@@ -228,7 +228,8 @@ struct PlanShape {
   bool adapted = true;  // with adapters, where the model has some
   // In generation, of a data rank's caches: their slots, and tokens that each has room for.
   std::int64_t slots = 0, room = 0;
-  /// Of generation: first brings what nodes keep of parameters (UnitShare::of_node) up to date.
+  /// Of generation: first brings up to date what ranks have of parameters that others update, and
+  /// what nodes keep of them (UnitShare::of_node).
   bool renews = false;
   auto operator<=>(const PlanShape&) const = default;
 };
@@ -243,8 +244,10 @@ struct UnitShare {
   bool factors = false;   // its tensors have factors (optim::TensorFactors)
   BufferId balance = -1;  // its parameters, which the step moves by choices of experts; -1: it does
                           // not
-  /// Its shards that this rank keeps for its node between passes of generation; -1: none.
+  /// Shards that this rank keeps for its node between passes of generation, in the order of their
+  /// owners; -1: none.
   BufferId of_node = -1;
+  std::vector<std::int64_t> of_node_owners;
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::optional<kernels::BlockFormat> codes;  // which its parameters are kept as, not as elements

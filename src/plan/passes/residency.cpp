@@ -23,6 +23,12 @@ bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes();
 /// Whether they are published on the device where they live. Others are when they first come there.
 bool publishes_in_place(const UnitState& s) { return publishes(s) && s.home == Location::device; }
 
+/// Parameters do not change between passes of generation: what one that renews them has brought
+/// from other ranks is there for the others.
+bool has_all_from_before(const Plan& plan) {
+  return plan.shape.purpose == PlanPurpose::generate && !plan.shape.renews;
+}
+
 /// The first op of each visit that has any.
 std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
   std::map<std::int32_t, std::size_t> starts;
@@ -34,7 +40,7 @@ std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
 /// publishes one unit after another while the first visits compute; unless the shards are updated
 /// beside them: then each is published a few visits before its use.
 void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
-  if (std::ranges::none_of(states, publishes_in_place)) return;
+  if (has_all_from_before(plan) || std::ranges::none_of(states, publishes_in_place)) return;
   const auto starts = visit_starts(plan);
   RoutesOfUnits routes(in, plan.place);
   TurnStaging between("parameters between nodes");
@@ -147,7 +153,7 @@ class Gathers {
     const View window = buffer_view(r.window, type, state.layout.padded);
     const comm::AllGather gather{.shard = state.own_shard, .full = window};
     if (state.parameters && state.parameters.type == type) {  // they live elsewhere
-      if (!publishes(state) || !r.first_of_unit)
+      if (!publishes(state) || !r.first_of_unit || has_all_from_before(plan_))
         return {{Leg::unpack, Copy{state.parameters, window}}};
       Calls calls = travel(state, gather, r);
       calls.push_back({Leg::unpack, Copy{window, state.parameters}});
@@ -231,7 +237,7 @@ class Gathers {
       middle = View(room.data, gather.shard.type, {bytes / size_of(gather.shard.type)});
     }
     Calls calls;
-    const bool there = from_before ? !plan_.shape.renews || !r.first_of_unit
+    const bool there = from_before ? has_all_from_before(plan_) || !r.first_of_unit
                                    : keeps_of_node(r) && !r.first_of_unit;
     if (!there) calls = gather_across(route, gather, middle);
     for (LegCall& call : gather_within(route, gather, middle)) calls.push_back(std::move(call));

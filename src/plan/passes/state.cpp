@@ -200,7 +200,11 @@ std::vector<model::KvCache> block_caches(Plan& plan, const PlanInputs& in,
 
 /// Parameters do not change between passes: what one brings from other nodes is there for the next.
 void add_shards_of_nodes(Plan& plan, const PlanInputs& in, std::vector<UnitState>& states) {
-  const std::int64_t shards = shards_between(gather_route(in, plan.place));
+  const comm::Route route = gather_route(in, plan.place);
+  const std::int64_t shards = shards_between(route);
+  std::vector<std::int64_t> owners;
+  const RankGroup ranks = comm::ranks_of(route.hops.back(), plan.group(MeshGroup::data));
+  for (std::int64_t i = 0; i < shards; ++i) owners.push_back(ranks.rank(i));
   for (std::size_t u = 0; u < states.size(); ++u) {
     UnitState& s = states[u];
     const model::UnitDesc& unit = in.model.units[u];
@@ -210,6 +214,7 @@ void add_shards_of_nodes(Plan& plan, const PlanInputs& in, std::vector<UnitState
     s.of_node = add_persistent(plan, unit.name + " secondary shard", BufferPurpose::secondary,
                                DType::u8, shards * s.own_shard.span_bytes());
     plan.shares[u].of_node = buffer_of(s.of_node);
+    plan.shares[u].of_node_owners = owners;
   }
 }
 

@@ -10,6 +10,7 @@ void GatherCheck::run() {
   for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
     const Op& op = plan_.ops[at_];
     check_arrived(op);
+    check_kept(op);
     const bool momentum = op.kind == OpKind::momentum,
                gathers = op.kind == OpKind::gather || op.kind == OpKind::publish ||
                          op.kind == OpKind::gather_gradients || momentum;
@@ -47,6 +48,16 @@ void GatherCheck::run() {
     for (const Shards& shards : all) {
       if (!shards.used) throw InternalError("broken plan: gathered shards are never used");
     }
+  }
+}
+
+/// What passes find from those before is changed by those alone that renew it.
+void GatherCheck::check_kept(const Op& op) const {
+  if (plan_.shape.renews || op.unit < 0) return;
+  const BufferId of_node = at(plan_.shares, op.unit).of_node;
+  for (const BufferUse& use : uses_of(op)) {
+    if (use.access != Access::read && of_node >= 0 && use.buffer == of_node)
+      reject(plan_, at_, "changes what nodes keep of parameters");
   }
 }
 
@@ -172,7 +183,7 @@ bool GatherCheck::whole(const Op& op, const Shards& shards) const {
 }
 
 /// What passes of generation keep for a node of a unit's parameters, where these are all bytes of
-/// it: the shards of the ranks in this one's place on each node, of as many neighbours each.
+/// it. The pass that renews them is proved to leave those of these owners.
 std::optional<GatherCheck::Shards> GatherCheck::kept_of_node(std::int32_t unit,
                                                              const View& v) const {
   if (plan_.shape.purpose != PlanPurpose::generate || unit < 0) return std::nullopt;
@@ -180,14 +191,10 @@ std::optional<GatherCheck::Shards> GatherCheck::kept_of_node(std::int32_t unit,
   if (share.of_node < 0 || buffer_of(v) != share.of_node || offset_of(v) != 0 ||
       v.span_bytes() != plan_.buffer(share.of_node).bytes)
     return std::nullopt;
-  const std::int64_t bytes =
-      share.codes ? share.codes->bytes(share.shard) : share.shard * size_of(v.type);
-  Shards kept{.unit = unit, .format = share.codes, .chunk = {0, share.shard}, .owners = {}};
-  const std::int64_t nodes = v.span_bytes() / bytes,
-                     neighbours = plan_.group(MeshGroup::data).size / nodes;
-  for (std::int64_t n = 0; n < nodes; ++n)
-    kept.owners.push_back(n * neighbours + plan_.rank_in(MeshGroup::data) % neighbours);
-  return kept;
+  return Shards{.unit = unit,
+                .format = share.codes,
+                .chunk = {0, share.shard},
+                .owners = share.of_node_owners};
 }
 
 /// What is held there of this op's unit; nullptr if nothing is held in that buffer. A pass that

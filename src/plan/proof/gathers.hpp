@@ -33,6 +33,7 @@ class GatherCheck {
     Range bytes() const { return {offset_of(where), offset_of(where) + where.span_bytes()}; }
   };
   void check_arrived(const Op& op) const;
+  void check_kept(const Op& op) const;
   void forget_written(const Op& op);
   Range chunk_of_own_shard(const Op& op, const View& v) const;
   std::optional<Shards> kept_codes(const Op& op, const View& v) const;

@@ -20,8 +20,10 @@ class LossCheck {
         batches_[buffer_of(batch->targets)] = *batch;
       if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
         sums_words(*collective);
-      if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
+      if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) {
         std::visit([&](const auto& args) { follow(args); }, *kernel);
+        if (plan_.scores) note_writers();
+      }
     }
     check_scores();
     const bool adds = plan_.place.tensor == 0, tallies = adds && plan_.shape.tallies > 0;
@@ -109,6 +111,10 @@ class LossCheck {
     ++losses.tallied;
   }
 
+  void note_writers() {
+    for (const BufferUse& use : uses_of(plan_.ops[at_]))
+      if (use.access != kernels::Access::read) made_by_[use.buffer] = plan_.ops[at_].micro_batch;
+  }
   /// What is copied to where the host reads it.
   void follow(const kernels::Convert& convert) {
     if (!plan_.scores) return;
@@ -118,11 +124,12 @@ class LossCheck {
                        first = offset_of(plan_.scores) + plan_.ops[at_].micro_batch * each;
     if (to.bytes != Range{first, first + each})
       reject(plan_, at_, "scores other targets than its micro-batch's");
-    if (plan_.shape.scores != Scores::values) {
-      const auto found = made_.find(from.buffer);
-      if (found == made_.end() || batches_[found->second.targets].targets.elements() * 4 != each)
-        reject(plan_, at_, "takes what are no losses of targets for scores");
-    }
+    const auto made = made_by_.find(from.buffer);
+    const bool own = made != made_by_.end() && made->second == plan_.ops[at_].micro_batch,
+               losses = made_.contains(from.buffer) || plan_.shape.scores == Scores::values;
+    if (!own || !losses || from.bytes != Range{0, plan_.buffer(from.buffer).bytes} ||
+        from.bytes.count() != each)
+      reject(plan_, at_, "takes what its micro-batch has not made for scores");
     scores_.each(to.bytes, [&](bool there) {
       if (there) reject(plan_, at_, "scores targets again");
     });
@@ -331,8 +338,9 @@ class LossCheck {
   std::map<BufferId, LoadBatch> batches_;  // by the targets' buffer of a micro-batch
   std::map<BufferId, Compared> compared_;
   std::map<BufferId, Slopes> slopes_;
-  RangeMap<bool> cleared_;  // bytes of words
-  RangeMap<bool> scores_;   // bytes of scores that are made
+  RangeMap<bool> cleared_;                    // bytes of words
+  std::map<BufferId, std::int32_t> made_by_;  // the micro-batch whose op has written it last
+  RangeMap<bool> scores_;                     // bytes of scores that are made
   std::map<BufferId, Routed> routed_;
   std::map<std::int32_t, std::int64_t> rows_, balanced_;  // of choices, by unit
   bool summed_ = false, decided_ = false;

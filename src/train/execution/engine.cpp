@@ -55,9 +55,9 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
       tiers(), groups_, *streams_, inputs_, job.whereabouts);
 }
 
-/// A step's plan, that with a snapshot, those of the next phase, of evaluation and flush; some
-/// more.
-static constexpr std::size_t kKeptPlans = 8;
+/// A step's plan, that with a snapshot, those of the next phase, of evaluation and flush; of a
+/// round in which a model answers some ten more.
+static constexpr std::size_t kKeptPlans = 16;
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   // Ranks that were started with different decks or binaries would deadlock later; they learn it

@@ -93,14 +93,15 @@ struct StepOutput {
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
   }
-  /// Where samples are pairs, what is said of them; of targets that the model drew and has been
-  /// updated since, means of their statistics.
+  /// Where samples are pairs, what is said of them; else zeros.
   PreferenceSums preferences() const {
     PreferenceSums sums;
     if (!statistics.empty()) sums.assign(statistics);
     sums.pairs = losses().targets;
     return sums;
   }
+  /// Where targets were drawn by the model, which has been updated since, the mean of one of the
+  /// kPolicyStats.
   double policy(std::int64_t statistic) const {
     const auto first = statistics.begin() + statistic * kExactSumWords;
     return exact_value(ConstExactWords(&*first, kExactSumWords)) /

@@ -7,10 +7,12 @@
 
 namespace tessera::train {
 
-EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const setup::DecoderSize& size)
+EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const setup::DecoderSize& size,
+                             std::optional<std::filesystem::path> directory)
     : engine_(engine),
       job_(job),
       size_(size),
+      directory_(std::move(directory)),
       shapes_(setup::decoder_shapes(size)),
       lengths_(static_cast<std::size_t>(shapes_.front().slots)) {
   TESSERA_CHECK(!in_step() || size.micro_batches == 1, "{} micro-batches of sequences, in step",
@@ -93,7 +95,8 @@ std::span<const float> EngineDecoder::advance_each(std::span<const std::int32_t>
 }
 
 void EngineDecoder::renew() {
-  if (!engine_.inputs().sharding.secondary) return;
+  const plan::PlanInputs& in = engine_.inputs();
+  if (!in.sharding.secondary && !in.sharded().publishes()) return;
   pass(setup::renewing_shape(size_), no_tokens());
 }
 
@@ -143,7 +146,7 @@ std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,
     }
   };
   const auto run = [&] { engine_.generate(engine_.prepared(shape), load, logits_); };
-  job_.control.size() > 1 ? or_leave_alone(job_, {}, run) : run();
+  job_.control.size() > 1 ? or_leave_alone(job_, directory_, run) : run();
   ++passed_;
   for (const auto& [slot, tokens, all] : next) at(lengths_, slot) += std::ssize(tokens);
   return logits_;

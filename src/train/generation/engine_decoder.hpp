@@ -2,6 +2,8 @@
 // as training has one for every step, on any layout, from parameters wherever they live.
 #pragma once
 
+#include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "setup/generation.hpp"
@@ -16,8 +18,10 @@ namespace tessera::train {
 class EngineDecoder final : public Decoder {
  public:
   /// The engine has the plans of setup::generation_shapes(), and outlives this. What goes wrong
-  /// within a pass, other ranks wait for: this one leaves alone.
-  EngineDecoder(Engine& engine, const Job& job, const setup::DecoderSize& size);
+  /// within a pass, other ranks wait for: this one leaves alone, and says why in the run's
+  /// directory, if it has one.
+  EngineDecoder(Engine& engine, const Job& job, const setup::DecoderSize& size,
+                std::optional<std::filesystem::path> directory = {});
 
   std::int64_t context() const override { return size_.room; }
   std::int64_t slots() const override { return std::ssize(lengths_); }
@@ -27,7 +31,7 @@ class EngineDecoder final : public Decoder {
   std::span<const float> advance_each(std::span<const std::int32_t> tokens) override;
 
   /// To be called before the first pass, and wherever parameters have changed since the last one,
-  /// by all ranks: nodes keep them from pass to pass.
+  /// by all ranks: what others update, and what nodes keep, stays from pass to pass.
   void renew();
 
   bool in_step() const;
@@ -58,6 +62,7 @@ class EngineDecoder final : public Decoder {
   Engine& engine_;
   const Job& job_;
   setup::DecoderSize size_;
+  std::optional<std::filesystem::path> directory_;
   std::vector<plan::PlanShape> shapes_;  // of single tokens, then of prompts, from small to large
   std::vector<std::int64_t> lengths_;    // by slot
   std::vector<float> logits_;

@@ -20,7 +20,8 @@ namespace tessera::train {
 /// Runs `work`. Rethrows an error that all ranks share (AgreedError). Any other error is this
 /// rank's own: reports it and exits at once (leave_alone).
 template <typename Work>
-auto or_leave_alone(const Job& job, const std::filesystem::path& run_directory, Work&& work) {
+auto or_leave_alone(const Job& job, const std::optional<std::filesystem::path>& run_directory,
+                    Work&& work) {
   try {
     return work();
   } catch (const AgreedError&) {

@@ -13,7 +13,7 @@ bool has_own_reference(const deck::Deck& deck) {
 Actor::Actor(Run& run)
     : run_(run),
       documents_(data::document_rule(run.deck)),
-      decoder_(*run.engine, run.job, setup::rollout_size(run.deck)),
+      decoder_(*run.engine, run.job, setup::rollout_size(run.deck), run.directory),
       reference_deck_(setup::reference_deck(run.loaded)) {
   bool own_reference = false;
   run.control.together([&] { own_reference = has_own_reference(run.deck); });

@@ -11,9 +11,9 @@
 namespace tessera::train {
 
 /// Opens the model of `loaded`, which outlives it, for these scores of as many answers at once as a
-/// step of the run has. Collective. MemoryError, on every rank, where it and the trained one do not
-/// fit together; `what` it is, for people.
-void open_beside(std::optional<TrainedEngine>& model, const Run& run,
-                 const deck::LoadedDeck& loaded, plan::Scores scores, const std::string& what);
+/// step of the run has. Collective. MemoryError, on every rank, where it, the trained one and
+/// those that were opened before do not fit together; `what` it is, for people.
+void open_beside(std::optional<TrainedEngine>& model, Run& run, const deck::LoadedDeck& loaded,
+                 plan::Scores scores, const std::string& what);
 
 }  // namespace tessera::train

@@ -1,7 +1,5 @@
 #include "train/policy/reward_model.hpp"
 
-#include <cmath>
-
 #include "setup/judges.hpp"
 #include "train/policy/beside.hpp"
 
@@ -20,14 +18,8 @@ std::vector<double> RewardModel::of(std::span<const Said> answers) {
                  data::document_rule(deck_.deck)},
                 run_);
   std::vector<double> rewards;
-  for (const std::vector<float>& score : scores) {
+  for (const std::vector<float>& score : scores)
     rewards.push_back(-static_cast<double>(score.front()));  // they come with their sign turned
-    if (std::isfinite(rewards.back())) continue;
-    run_.control.together([&] {
-      throw DataError(fmt::format("reward.model: {} says {} of an answer", *run_.deck.reward.model,
-                                  rewards.back()));
-    });
-  }
   return rewards;
 }
 

@@ -16,7 +16,7 @@ class RewardModel {
   /// Opens reward.model. Collective; throws on every rank, as setup::reward_deck() and
   /// open_beside().
   explicit RewardModel(Run& run);
-  /// As scores_of(). DataError, on every rank, for a score that is not finite.
+  /// As scores_of().
   std::vector<double> of(std::span<const Said> answers);
 
  private:

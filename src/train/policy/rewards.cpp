@@ -10,9 +10,6 @@
 namespace tessera::train {
 namespace {
 
-/// Squares of differences of larger rewards would be no numbers that training can go on with.
-constexpr double kLargest = 1e15;
-
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\v\f";
   const std::size_t first = text.find_first_not_of(kSpace);
@@ -57,11 +54,11 @@ std::vector<double> Rewards::ask(std::span<const Asked> answers) {
   std::vector<double> all;
   for (const std::string& said : program_->ask(lines, section_.timeout)) {
     const double reward = reward_of(said);
-    if (!(std::abs(reward) <= kLargest)) {
+    if (!(std::abs(reward) <= kLargestReward)) {
       throw DataError(fmt::format(
           "reward.command: {} has answered \"{}\" to {}: a line is a number of at most {}, or an "
           "object whose member \"reward\" is one",
-          program_->name(), said.substr(0, 200), lines[all.size()].substr(0, 500), kLargest));
+          program_->name(), said.substr(0, 200), lines[all.size()].substr(0, 500), kLargestReward));
     }
     all.push_back(reward);
   }

@@ -15,6 +15,9 @@
 
 namespace tessera::train {
 
+/// Squares of differences of larger rewards would be no numbers that training can go on with.
+inline constexpr double kLargestReward = 1e15;
+
 class Rewards {
  public:
   /// Starts the program of reward.command, if answers are its to judge, on each rank. Collective.

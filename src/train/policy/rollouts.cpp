@@ -139,6 +139,17 @@ std::vector<Said> Rollouts::said() const {
   return all;
 }
 
+void Rollouts::set_reward(Answer& answer, double reward) const {
+  answer.reward = reward;
+  if (std::abs(reward) <= kLargestReward) return;
+  throw DataError(
+      fmt::format("reward.model: {} says {} of the answer \"{}\" to {}: a score is a number of at "
+                  "most {}; if it "
+                  "was trained in a wider type than precision.compute, use that one",
+                  *run_.deck.reward.model, reward, text_of(answer).substr(0, 200),
+                  prompt_of(answer.number).line.substr(0, 500), kLargestReward));
+}
+
 void Rollouts::score() {
   const std::vector<Said> said = this->said();
   const auto set = [&](std::vector<float> Answer::*which, std::vector<std::vector<float>> scores) {
@@ -300,7 +311,9 @@ void Rollouts::begin_round(std::int64_t first, std::int64_t count) {
   answers_ = exchange(*own);
   if (reward_model_) {
     const std::vector<double> rewards = reward_model_->of(said());
-    for (std::size_t i = 0; i < rewards.size(); ++i) answers_[i].reward = rewards[i];
+    control.together([&] {
+      for (std::size_t i = 0; i < rewards.size(); ++i) set_reward(answers_[i], rewards[i]);
+    });
   }
   const double judging = seconds_since(begin) - drawing;
   score();

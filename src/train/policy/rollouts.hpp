@@ -66,6 +66,8 @@ class Rollouts final : public data::StepSource {
   std::optional<std::vector<Answer>> draw(std::int64_t first, std::int64_t count);
   void judge(std::vector<Answer>& answers);
   std::vector<Said> said() const;
+  /// What reward.model says of it. DataError for what is no number that training can go on with.
+  void set_reward(Answer& answer, double reward) const;
   /// Has the reference model, and that of values, say what they do of all answers. Collective.
   void score();
   /// All ranks' answers on every rank.

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "core/at.hpp"
+#include "core/enums.hpp"
+#include "core/math.hpp"
 #include "train/guards/leave.hpp"
 
 namespace tessera::train {
@@ -36,6 +38,58 @@ void add_document(data::StepTokens& step, const Said& said, const data::Document
   step.counted.push_back(1);
 }
 
+/// Of answers, one after another, those that ranks have made.
+class AllScores {
+ public:
+  /// `pooled`: an answer has one.
+  AllScores(std::span<const Said> answers, bool pooled) : answers_(answers), pooled_(pooled) {
+    std::size_t count = 0;
+    for (const Said& said : answers)
+      first_.push_back(std::exchange(count, count + (pooled ? 1 : said.answer.size())));
+    scores_.resize(count);
+  }
+
+  void add_to(data::StepTokens& step, const Said& said, const data::DocumentRule& rule) const {
+    pooled_ ? add_document(step, said, rule) : static_cast<void>(add_sample(step, said, rule));
+  }
+  /// Of tokens [start, start + length) of a sample, which is an answer if there are so many:
+  /// returns how many scores these have.
+  std::size_t take(std::int64_t answer, std::int64_t start, std::int64_t length,
+                   std::span<const float> scores) {
+    const std::size_t count = pooled_ ? 1 : static_cast<std::size_t>(length);
+    if (answer >= std::ssize(answers_)) return count;
+    const std::size_t first = at(first_, answer);
+    if (pooled_) {
+      scores_[first] = scores.front();
+      return count;
+    }
+    const Said& said = answers_[static_cast<std::size_t>(answer)];
+    const std::int64_t said_at = std::ssize(said.prompt) - 1;
+    const Range there =
+        intersect({start, start + length}, {said_at, said_at + std::ssize(said.answer)});
+    for (std::int64_t t = there.begin; t < there.end; ++t)
+      scores_[first + static_cast<std::size_t>(t - said_at)] =
+          scores[static_cast<std::size_t>(t - start)];
+    return count;
+  }
+  /// One rank has taken each.
+  std::vector<std::vector<float>> on_all_ranks(const comm::Control& control) {
+    control.unite(scores_);
+    std::vector<std::vector<float>> of_each;
+    for (std::size_t i = 0; i < answers_.size(); ++i) {
+      const auto from = scores_.begin() + static_cast<std::ptrdiff_t>(first_[i]);
+      of_each.emplace_back(from, from + (pooled_ ? 1 : std::ssize(answers_[i].answer)));
+    }
+    return of_each;
+  }
+
+ private:
+  std::span<const Said> answers_;
+  bool pooled_;
+  std::vector<std::size_t> first_;  // of each answer
+  std::vector<float> scores_;
+};
+
 }  // namespace
 
 std::size_t add_sample(data::StepTokens& step, const Said& said, const data::DocumentRule& rule) {
@@ -51,59 +105,32 @@ std::size_t add_sample(data::StepTokens& step, const Said& said, const data::Doc
 
 std::vector<std::vector<float>> scores_of(std::span<const Said> answers, const Scorer& by,
                                           const Run& run) {
-  const bool pooled = by.engine.inputs().model.config.head.pooling != Pooling::none;
-  std::vector<std::size_t> first;  // of each answer's scores, among those of all
-  std::size_t scores_in_all = 0;
-  for (const Said& said : answers)
-    first.push_back(
-        std::exchange(scores_in_all, scores_in_all + (pooled ? 1 : said.answer.size())));
-  std::vector<float> all(scores_in_all);
+  AllScores all(answers, by.engine.inputs().model.config.head.pooling != Pooling::none);
   const data::BatchShare share = by.engine.share(by.shape);
   const std::int64_t pass = share.data_ranks * share.micro_batches * share.micro;
+  TESSERA_CHECK(pass > 0, "no answers at once");
   for (std::int64_t begin = 0; begin < std::ssize(answers); begin += pass) {
     data::StepTokens step{.first = begin, .share = share};
+    std::vector<std::int64_t> which;  // answers
     for (std::int64_t k = 0; k < share.micro_batches; ++k) {
       for (std::int64_t b = 0; b < share.micro; ++b) {
-        // Where there are no more answers the last one takes the place of others.
-        const std::int64_t which =
-            std::min(begin + share.first_sample(k) + b, std::ssize(answers) - 1);
-        step.samples.push_back(which);
-        const Said& said = answers[static_cast<std::size_t>(which)];
-        if (pooled) {
-          add_document(step, said, by.documents);
-        } else {
-          add_sample(step, said, by.documents);
-        }
+        // Where there are no more answers the last one takes the place of others, for nobody.
+        which.push_back(begin + share.first_sample(k) + b);
+        const std::int64_t there = std::min(which.back(), std::ssize(answers) - 1);
+        step.samples.push_back(there);
+        all.add_to(step, answers[static_cast<std::size_t>(there)], by.documents);
       }
     }
-    const std::vector<std::int64_t> which = step.samples;
     step.keep_chunks(by.documents.positions);
     std::span<const float> scores = or_leave_alone(run.job, run.directory, [&] {
       return by.engine.score(by.engine.prepared(by.shape), step);
     });
-    for (std::size_t i = 0; pooled && i < scores.size(); ++i)
-      all[first[static_cast<std::size_t>(which[i])]] = scores[i];
-    if (pooled || scores.empty()) continue;
+    if (scores.empty()) continue;
     share.each_row([&](std::int64_t sample, std::int64_t start, std::int64_t length) {
-      const auto answer = static_cast<std::size_t>(at(which, sample));
-      const Said& said = answers[answer];
-      const std::int64_t said_at = std::ssize(said.prompt) - 1;
-      const Range there =
-          intersect({start, start + length}, {said_at, said_at + std::ssize(said.answer)});
-      for (std::int64_t t = there.begin; t < there.end; ++t) {
-        all[first[answer] + static_cast<std::size_t>(t - said_at)] =
-            scores[static_cast<std::size_t>(t - start)];
-      }
-      scores = scores.subspan(static_cast<std::size_t>(length));
+      scores = scores.subspan(all.take(at(which, sample), start, length, scores));
     });
   }
-  run.control.unite(all);
-  std::vector<std::vector<float>> of_each;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    const auto from = all.begin() + static_cast<std::ptrdiff_t>(first[i]);
-    of_each.emplace_back(from, from + (pooled ? 1 : std::ssize(answers[i].answer)));
-  }
-  return of_each;
+  return all.on_all_ranks(run.control);
 }
 
 }  // namespace tessera::train

@@ -13,6 +13,7 @@
 #include "io/finite.hpp"
 #include "setup/generation.hpp"
 #include "setup/inputs.hpp"
+#include "setup/traffic.hpp"
 #include "train/generation/engine_decoder.hpp"
 #include "verbs/generate/layout.hpp"
 #include "verbs/generate/prompts.hpp"
@@ -277,6 +278,7 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
   control.together([&] {
     if (control.rank() == 0) Results::check_new(o.out);
     loaded = generation_deck(o, speaker.source, control.size());
+    setup::check_traffic(*loaded, job.mpi.node_of());
     const std::int64_t context = speaker.source.model.context;
     prompts = read_prompts(o, speaker, context);
     std::int64_t most = 1;

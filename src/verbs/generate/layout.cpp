@@ -5,6 +5,7 @@
 
 #include "deck/schema.hpp"
 #include "setup/products.hpp"
+#include "setup/traffic.hpp"
 #include "train/state/fit_ranks.hpp"
 
 namespace tessera::verbs {
@@ -73,6 +74,18 @@ deck::LoadedDeck generation_deck(const GenerateOptions& o, const ModelSource& so
   const auto& p = loaded.deck.parallel;
   loaded.deck.batch.global = std::max<std::int64_t>(1, ranks / (p.tensor * p.pipeline));
   setup::check_on_ranks(loaded, ranks);
+  if (setup::leaves_traffic_open(loaded.deck)) {
+    throw DeckError(
+        "--set zero.secondary=\"auto\": generation measures no links: give \"node\", or a number "
+        "of "
+        "neighbouring data ranks");
+  }
+  if (p.experts > 1 && loaded.deck.run.reproducible == deck::Reproducible::layout) {
+    throw DeckError(
+        "--set parallel.experts: with run.reproducible = \"layout\" no layout changes a bit, but "
+        "what divided experts say depends on how many tokens of other sequences they get: use "
+        "\"run\"");
+  }
   const std::int64_t stage = loaded.deck.zero.stage;
   if (stage == 1 || stage == 2) {
     throw DeckError(fmt::format(

@@ -87,7 +87,7 @@ TEST(Generation, GathersAlikeInEveryPass) {
 Case scored_case(Case c, Scores scores) {
   c.shape.purpose = PlanPurpose::evaluate;
   c.shape.scores = scores;
-  c.shape.adapted = false;
+  c.shape.of_targets = scores == Scores::outputs;
   c.inputs.most_scores = c.shape.micro_batches * c.inputs.losses(c.shape) + 3;
   return c;
 }
@@ -98,9 +98,13 @@ TEST(Scores, AreProvedOnManyLayouts) {
   for (int i = 0; i < 200; ++i) {
     Case c = random_case(random);
     const model::ModelConfig& m = c.inputs.model.config;
-    if (m.head.labels > 0 || m.head.pooling != Pooling::none || c.inputs.preference) continue;
-    const Scores scores = m.head.values && random() % 2 == 0 ? Scores::values : Scores::losses;
+    const bool pooled = m.head.labels > 0 && m.head.pooling != Pooling::none;
+    if (!pooled && (m.head.labels > 0 || c.inputs.preference)) continue;
+    const Scores scores = pooled                               ? Scores::outputs
+                          : m.head.values && random() % 2 == 0 ? Scores::values
+                                                               : Scores::losses;
     SCOPED_TRACE(i);
+    c.shape.adapted = random() % 2 == 0;
     expect_proved(scored_case(c, scores));
     ++proved;
   }
@@ -114,9 +118,11 @@ TEST(Generation, BringsParametersFromOtherNodesOnce) {
     for (const Op& op : plan.ops) bytes += wire_bytes_of(plan, op).inter;
     return bytes;
   };
-  for (const bool codes : {false, true}) {
+  for (const auto& [codes, nodes] :
+       {std::pair{false, std::vector{0, 0, 1, 1}}, std::pair{true, std::vector{0, 0, 1, 1}},
+        std::pair{false, std::vector{0, 1, 0, 1}}}) {
     Case c = make_case(3, 4, 1, ReduceWhen::step);
-    c.inputs.layout.node_of = {0, 0, 1, 1};
+    c.inputs.layout.node_of = nodes;  // filled one after another, or dealt
     c.inputs.state_for = PlanPurpose::generate;
     if (codes) {
       c.inputs.model.config.frozen = {"block.*"};
@@ -137,6 +143,30 @@ TEST(Generation, BringsParametersFromOtherNodesOnce) {
     kept.shape.renews = true;
     EXPECT_THROW(check(kept), InternalError);
   }
+}
+
+// What other ranks have updated comes in the pass that renews parameters, and in no other; and
+// these do not change what is kept.
+TEST(Generation, PublishesParametersOnce) {
+  for (const int stage : {1, 2}) {
+    Case c = make_case(stage, 2, 1, ReduceWhen::step);
+    generate(c, 3, 1, 1, 3);
+    const auto gathers = [&](bool renews) {
+      c.shape.renews = renews;
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+      return std::ranges::count(plan.ops, OpKind::publish, &Op::kind);
+    };
+    EXPECT_EQ(gathers(false), 0);
+    EXPECT_EQ(gathers(true), std::ssize(c.inputs.model.units));
+  }
+  Case c = make_case(3, 4, 1, ReduceWhen::step);
+  c.inputs.layout.node_of = {0, 0, 1, 1};
+  c.inputs.sharding.secondary = ShardingInputs::Secondary{};
+  generate(c, 3, 1, 1, 3);
+  c.shape.renews = true;
+  Plan changes = make_plan(c.inputs, c.shape, {});
+  changes.shape.renews = false;
+  EXPECT_THROW(check(changes), InternalError);
 }
 
 template <typename F>
@@ -232,11 +262,23 @@ TEST(Scores, AreRefusedWhereTheyAreOfOthers) {
   Plan lost = plan;
   for (Op& op : lost.ops) {
     auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
-    if (kernel == nullptr || !std::holds_alternative<kernels::Convert>(*kernel)) continue;
-    *kernel = kernels::Fill{.out = std::get<kernels::Convert>(*kernel).x};
+    auto* convert = kernel == nullptr ? nullptr : std::get_if<kernels::Convert>(kernel);
+    if (convert == nullptr || buffer_of(convert->out) != buffer_of(plan.scores)) continue;
+    *kernel = kernels::Fill{.out = convert->x};
     break;
   }
   EXPECT_THROW(check(lost), InternalError);
+  for (const Scores scores : {Scores::losses, Scores::values}) {
+    Case valued = c;
+    valued.inputs.model.config.head.values = true;
+    valued.inputs.model.units = model::model_units(valued.inputs.model.config);
+    valued.shape.scores = scores;
+    Plan others = make_plan(valued.inputs, valued.shape, {});
+    EXPECT_NO_THROW(check(others));
+    ASSERT_EQ(copies(others).size(), 2U);
+    copies(others)[1]->x = copies(others)[0]->x;
+    EXPECT_THROW(check(others), InternalError);
+  }
 }
 
 }  // namespace
