@@ -300,6 +300,15 @@ std::optional<plan::CacheInputs> cache_inputs(const plan::ModelInputs& model,
                            .latents = model::keeps_latents(model.config, model.units, widest)};
 }
 
+std::int64_t most_scores(const plan::PlanInputs& in, std::span<const plan::PlanShape> shapes) {
+  std::int64_t most = 0;
+  for (const plan::PlanShape& shape : shapes) {
+    if (shape.scores == plan::Scores::none) continue;
+    most = std::max(most, shape.micro_batches * in.losses(shape));
+  }
+  return most;
+}
+
 }  // namespace
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -360,10 +369,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   in.most_tallies = std::ranges::max(shapes, {}, &plan::PlanShape::tallies).tallies;
   in.cache = cache_inputs(in.model, shapes, on);
-  for (const plan::PlanShape& shape : shapes) {
-    if (shape.scores != plan::Scores::none)
-      in.most_scores = std::max(in.most_scores, shape.micro_batches * in.losses(shape));
-  }
+  in.most_scores = most_scores(in, shapes);
   return in;
 }
 

@@ -24,16 +24,43 @@ static void check_adapters_alone(const DeckOnRanks& deck, const std::string& wei
                               reference ? "reference" : "ema"));
 }
 
+struct EvaluateOptions : DeckOptions {
+  train::ChoicesOptions choices;
+  bool reference = false;
+  std::vector<std::string> adapters;
+};
+
+static void evaluate_on_ranks(const EvaluateOptions& o, const train::Job& job) {
+  const auto deck = load_on_all(job.control, o, Layout::fitted);
+  if (!o.adapters.empty()) {
+    job.control.together([&] { check_adapters_alone(deck, o.choices.weights, o.reference); });
+    train::evaluate_adapters(deck.loaded, job, o.adapters);
+  } else if (o.reference) {
+    job.control.together([&] {
+      if (o.choices.weights != train::ChoicesOptions{}.weights) {
+        throw DeckError(
+            "--ema takes weights of a run, but --reference is of model.init_from: leave "
+            "one out");
+      }
+      if (deck.checkpoint) {
+        throw DeckError(
+            "--reference is of the model that a run begins with: give the deck, not a "
+            "run or checkpoint");
+      }
+    });
+    train::write_reference(deck.loaded, job);
+  } else if (o.choices.questions.empty()) {
+    train::evaluate_deck(deck.loaded, job, o.choices.weights);
+  } else {
+    train::answer_choices(deck.loaded, job, o.choices);
+  }
+}
+
 Verb evaluate(CLI::App& app) {
   auto* verb = app.add_subcommand(
       "evaluate",
       "loss, perplexity and bits a byte over a deck's validation data, from its newest checkpoint, "
       "or accuracy in questions of multiple choice; changes nothing in the run directory");
-  struct EvaluateOptions : DeckOptions {
-    train::ChoicesOptions choices;
-    bool reference = false;
-    std::vector<std::string> adapters;
-  };
   auto options = std::make_shared<EvaluateOptions>();
   train::ChoicesOptions& choices = options->choices;
   options->add_to(*verb, "input deck (TOML), run directory or checkpoint");
@@ -64,31 +91,7 @@ Verb evaluate(CLI::App& app) {
                        [options] { options->sets.emplace_back("model.accept_non_finite=true"); });
   add_ema(*verb, choices.weights);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
-            const auto deck = load_on_all(job.control, *options, Layout::fitted);
-            if (!options->adapters.empty()) {
-              job.control.together([&] {
-                check_adapters_alone(deck, options->choices.weights, options->reference);
-              });
-              train::evaluate_adapters(deck.loaded, job, options->adapters);
-            } else if (options->reference) {
-              job.control.together([&] {
-                if (options->choices.weights != train::ChoicesOptions{}.weights) {
-                  throw DeckError(
-                      "--ema takes weights of a run, but --reference is of model.init_from: leave "
-                      "one out");
-                }
-                if (deck.checkpoint) {
-                  throw DeckError(
-                      "--reference is of the model that a run begins with: give the deck, not a "
-                      "run or checkpoint");
-                }
-              });
-              train::write_reference(deck.loaded, job);
-            } else if (options->choices.questions.empty()) {
-              train::evaluate_deck(deck.loaded, job, options->choices.weights);
-            } else {
-              train::answer_choices(deck.loaded, job, options->choices);
-            }
+            evaluate_on_ranks(*options, job);
             return ExitCode::ok;
           }};
 }

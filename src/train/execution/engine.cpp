@@ -55,9 +55,15 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
       tiers(), groups_, *streams_, inputs_, job.whereabouts);
 }
 
-/// A step's plan, that with a snapshot, those of the next phase, of evaluation and flush; of a
-/// round in which a model answers some ten more.
-static constexpr std::size_t kKeptPlans = 16;
+/// A step's plan, that with a snapshot, those of the next phase, of evaluation and flush; some
+/// more; and all those of the rounds in which a model answers.
+static std::size_t plans_to_keep(std::span<const plan::PlanShape> shapes) {
+  constexpr std::size_t kOfSteps = 8;
+  const auto of_rounds = [](const plan::PlanShape& shape) {
+    return shape.purpose == plan::PlanPurpose::generate || shape.scores != plan::Scores::none;
+  };
+  return kOfSteps + static_cast<std::size_t>(std::ranges::count_if(shapes, of_rounds));
+}
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   // Ranks that were started with different decks or binaries would deadlock later; they learn it
@@ -66,6 +72,7 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   hash.add(std::string_view(to_toml(loaded_.deck))).add(std::string_view(kVersion));
   hash.add(std::string_view(kCommit));
   control_.must_agree(hash.value(), kDifferentPlans);
+  most_kept_ = plans_to_keep(shapes);
   for (const plan::PlanShape& shape : shapes) {
     Plans made;
     control_.together([&] { made.emplace(shape, plan::make_plan(inputs_, shape, place_)); });
@@ -77,13 +84,13 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
     if (std::ranges::any_of(plan.ops, by_host)) needs_.host_work = true;
     const auto mine = total_wire_bytes(plan);
     needs_.wire[shape] = {.intra = control_.max(mine.intra), .inter = control_.max(mine.inter)};
-    if (plans_.size() < kKeptPlans) plans_.merge(made);
+    if (plans_.size() < most_kept_) plans_.merge(made);
   }
 }
 
 /// Binds the plan of a shape to memory, in place of the one that was not asked for longest.
 void Engine::keep(const plan::PlanShape& shape) const {
-  if (kept_.size() >= kKeptPlans) {
+  if (kept_.size() >= most_kept_) {
     const plan::PlanShape oldest = kept_.front();
     kept_.erase(kept_.begin());
     streams_->forget(&prepared_.at(oldest).bound);

@@ -150,6 +150,7 @@ class Engine {
   mutable std::map<plan::PlanShape, plan::Plan> plans_;       // that are kept
   mutable std::map<plan::PlanShape, PreparedPlan> prepared_;  // of these, once they have memory
   mutable std::vector<plan::PlanShape> kept_;                 // the last that was asked for last
+  std::size_t most_kept_ = 0;                                 // so many of them
   std::unique_ptr<memory::DiskTier> disk_tier_;               // absent where nothing is on disks
   Arenas arenas_;
   std::int64_t in_use_before_ = 0, resident_before_ = 0;
