@@ -331,6 +331,71 @@ class Layouts(PolicyTest):
         self.assertAlmostEqual(cached[1], 2 * cached[0], delta=0.2)
 
 
+class ThreeDecks(RunTest):
+    """From a base model and files of conversations to one that answers as people like it."""
+
+    def ran(self, *arguments, ranks=0):
+        job = self.run_job(ranks, *arguments)
+        self.assertEqual(job.code, 0, job.output)
+        return job.output
+
+    def made(self, name, **deck):
+        """A directory of what a deck trains on two ranks."""
+        common = {"run": {"seed": 3}, "schedule": {"kind": "constant"}, "precision": {"compute": "f32"}}
+        self.train(2, self.deck(name, {**deck, **{k: {**v, **deck.get(k, {})} for k, v in common.items()}}))
+        self.ran("export", self.dir / name, "--to", self.dir / f"{name}_model",
+                 *(["--merged"] if "adapter" in deck else []))
+        return str(self.dir / f"{name}_model")
+
+    def tokens(self, name, lines, *options):
+        (self.dir / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.ran("tokenize", self.dir / f"{name}.jsonl", "--tokenizer", self.dir / "tokenizer.json", "--out",
+                 self.dir / name, *options)
+        return {"train": [str(self.dir / name)]}
+
+    def test_tuned_on_talks_judged_by_pairs_and_learning_from_its_own_answers(self):
+        import chat_tokenizers
+        tokenizer = chat_tokenizers.tokenizer_json("chatml")
+        (self.dir / "tokenizer.json").write_text(json.dumps(tokenizer))
+        vocab = 1 + max(*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"]))
+        def adam(rate):
+            return {"optimizer": {"name": "adamw", "lr": rate, "weight_decay": 0.0}}
+
+        animals = ("cat", "dog", "owl", "bee", "fox", "elk")
+        base = self.made("base", **adam(1e-2), data=self.tokens("text", [{"text": f"the {a} is here. " * 9} for a in animals]),
+                         model={"family": "qwen3", "layers": 2, "heads": 2, "hidden": 32, "ffn_hidden": 48,
+                                "vocab": vocab, "context": 48},
+                         run={"steps": 20}, batch={"micro": 2, "global": 8})
+        # What it says of an animal is one of two words.
+        talks = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": said}]}
+                 for a in animals for said in ("nice", "poor")]
+        tuned = self.made("tuned", **adam(3e-3), data={**self.tokens("talks", talks, "--chat", "chatml"),
+                                                 "documents": "separate"},
+                          model={"init_from": base}, run={"steps": 120}, batch={"micro": 2, "global": 8})
+        pairs = [{"prompt": a, "chosen": "nice", "rejected": "poor"} for a in animals]
+        judge = self.made("judge", **adam(1e-2), task={"kind": "reward"}, model={"init_from": tuned}, run={"steps": 20},
+                          data=self.tokens("pairs", pairs, "--chat", "chatml", "--pairs"),
+                          batch={"micro": 2, "global": 4})
+        (self.dir / "prompts.jsonl").write_text("".join(json.dumps({"prompt": a}) + "\n" for a in animals))
+        aligned = self.made("aligned", **adam(1e-3), task={"kind": "ppo", "kl": 0.05}, model={"init_from": tuned},
+                            adapter={"kind": "lora", "rank": 4, "targets": ["*"]}, zero={"stage": 3},
+                            data={"train": [str(self.dir / "prompts.jsonl")]},
+                            reward={"kind": "model", "model": judge}, run={"steps": 40},
+                            rollout={"tokens": 8, "chat": "chatml", "slots": 16}, batch={"micro": 4, "global": 32})
+        said = [step["rollout"]["reward"] for step in self.steps_of("aligned")]
+        self.assertGreater(sum(said[-5:]) / 5, sum(said[:2]) / 2 + 1, said)
+        # It answers as pairs preferred, where before it gave both answers.
+        nice = {}
+        for name, model in (("tuned", tuned), ("aligned", aligned)):
+            out = self.dir / f"{name}.answers.jsonl"
+            self.ran("generate", model, "--prompts", self.dir / "prompts.jsonl", "--chat", "chatml", "--out", out,
+                     "--samples", 8, "--tokens", 8, ranks=2)
+            answers = [json.loads(line)["completion"].strip() for line in out.read_text().splitlines()]
+            self.assertEqual(len(answers), 48)
+            nice[name] = sum(a == "nice" for a in answers) / 48
+        self.assertGreater(nice["aligned"], nice["tuned"] + 0.4, nice)
+
+
 class Refused(PolicyTest):
     def test_keys_of_values(self):
         deck = self.deck_of("idle", "answers", task__gamma=0.5)
