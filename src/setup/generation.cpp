@@ -11,7 +11,7 @@ namespace {
 
 /// Tokens of a prompt that go through the model in one pass: so many or, of those that are fewer,
 /// the next smaller number that has room for them.
-constexpr std::array<std::int64_t, 4> kPromptTokens = {16, 64, 256, 1024};
+constexpr std::array<std::int64_t, 7> kPromptTokens = {16, 32, 64, 128, 256, 512, 1024};
 /// Tokens of all prompts in one pass.
 constexpr std::int64_t kTokensOfAll = 4096;
 
