@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "core/terminal.hpp"
@@ -37,6 +38,8 @@ std::vector<Directory> open_all(const deck::LoadedDeck& loaded,
   }
   const fs::path base = io::base_directory(*from);
   const io::HfModel model = io::HfModel::open(base);
+  std::optional<std::uint64_t> hash;  // read once, if any directory asks for it
+  const auto value_hash = [&] { return hash ? *hash : hash.emplace(model.value_hash()); };
   std::vector<Directory> all;
   for (const std::string& name : directories) {
     if (!fs::exists(fs::path(name) / io::kPeftConfigFile)) {
@@ -44,13 +47,13 @@ std::vector<Directory> open_all(const deck::LoadedDeck& loaded,
                                   printable(name), io::kPeftConfigFile));
     }
     const fs::path own = io::read_peft_config(name).base;
-    if (!fs::equivalent(own, base) && io::HfModel::open(own).value_hash() != model.value_hash()) {
+    if (!fs::equivalent(own, base) && io::HfModel::open(own).value_hash() != value_hash()) {
       throw DataError(fmt::format("--adapters {}: they are of {}, not of model.init_from = {}",
                                   printable(name), printable(own.string()),
                                   printable(base.string())));
     }
     all.push_back({.name = name, .adapters = io::PeftAdapters(name, model.architecture())});
-    all.back().adapters.check_base([&] { return model.value_hash(); });
+    all.back().adapters.check_base(value_hash);
   }
   return all;
 }

@@ -21,6 +21,7 @@ from tessera import BINARY, to_toml, write_megatron  # noqa: E402
 
 NODES, RANKS = 2, 4
 FREE = 100  # Gbit/s: more than these links carry
+PREFETCH = (1, 3)  # of which each has the better
 ZERO_3 = {"zero.stage": 3}
 ZERO_PP = ZERO_3 | {"zero.secondary": "node", "zero.quantize.weights": "int8",
                     "zero.quantize.gradients": "int4"}

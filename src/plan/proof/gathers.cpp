@@ -32,18 +32,7 @@ void GatherCheck::run() {
     }
   }
   arriving_.end();
-  for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
-    const BufferId of_node = plan_.shares[u].of_node;
-    if (of_node < 0 || plan_.shape.purpose != PlanPurpose::generate) continue;
-    const auto held = held_.find(of_node);
-    const bool right = held != held_.end() && held->second.size() == 1 &&
-                       kept_of_node(static_cast<std::int32_t>(u), held->second[0].where) &&
-                       kept_of_node(static_cast<std::int32_t>(u), held->second[0].where)->owners ==
-                           held->second[0].owners;
-    if (!right)
-      throw InternalError(
-          fmt::format("broken plan: {} is not what nodes keep of it", plan_.buffer(of_node).name));
-  }
+  for (std::size_t u = 0; u < plan_.shares.size(); ++u) check_left(static_cast<std::int32_t>(u));
   for (const auto& [buffer, all] : held_) {
     for (const Shards& shards : all) {
       if (!shards.used) throw InternalError("broken plan: gathered shards are never used");
@@ -51,12 +40,27 @@ void GatherCheck::run() {
   }
 }
 
+/// A pass leaves what the next one finds of a unit.
+void GatherCheck::check_left(std::int32_t unit) const {
+  const BufferId of_node = at(plan_.shares, unit).of_node;
+  if (of_node < 0 || plan_.shape.purpose != PlanPurpose::generate) return;
+  const auto held = held_.find(of_node);
+  if (held != held_.end() && held->second.size() == 1) {
+    const Shards& left = held->second.front();
+    const auto kept = kept_of_node(unit, left.where);
+    if (kept && kept->owners == left.owners) return;
+  }
+  throw InternalError(
+      fmt::format("broken plan: {} is not what nodes keep of it", plan_.buffer(of_node).name));
+}
+
 /// What passes find from those before is changed by those alone that renew it.
 void GatherCheck::check_kept(const Op& op) const {
   if (plan_.shape.renews || op.unit < 0) return;
   const BufferId of_node = at(plan_.shares, op.unit).of_node;
+  if (of_node < 0) return;
   for (const BufferUse& use : uses_of(op)) {
-    if (use.access != Access::read && of_node >= 0 && use.buffer == of_node)
+    if (use.access != Access::read && use.buffer == of_node)
       reject(plan_, at_, "changes what nodes keep of parameters");
   }
 }

@@ -34,6 +34,7 @@ class GatherCheck {
   };
   void check_arrived(const Op& op) const;
   void check_kept(const Op& op) const;
+  void check_left(std::int32_t unit) const;
   void forget_written(const Op& op);
   Range chunk_of_own_shard(const Op& op, const View& v) const;
   std::optional<Shards> kept_codes(const Op& op, const View& v) const;

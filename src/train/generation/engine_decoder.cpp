@@ -153,7 +153,7 @@ std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,
 }
 
 void go_on(EngineDecoder& decoder, Completions& completions,
-           std::span<const Completions::Prompt> begun, std::int64_t most_passes, int steps) {
+           std::span<const Completions::Prompt> begun, std::int64_t most_passes) {
   const std::int64_t of_prompts = decoder.passed() + most_passes;
   std::exception_ptr failed;
   const auto attempt = [&](auto&& work) {
@@ -166,9 +166,9 @@ void go_on(EngineDecoder& decoder, Completions& completions,
   attempt([&] { completions.add(begun); });
   if (decoder.in_step()) decoder.idle_prompts(of_prompts);
   attempt([&] {
-    for (int i = 0; i < steps && !completions.idle(); ++i) completions.step();
+    for (int i = 0; i < kTokensAtOnce && !completions.idle(); ++i) completions.step();
   });
-  if (decoder.in_step()) decoder.idle_tokens(of_prompts + steps);
+  if (decoder.in_step()) decoder.idle_tokens(of_prompts + kTokensAtOnce);
   if (failed) std::rethrow_exception(failed);
 }
 

@@ -69,11 +69,14 @@ class EngineDecoder final : public Decoder {
   std::int64_t passed_ = 0;
 };
 
-/// Begins to continue `begun`, and gives every sequence `steps` tokens, or those that it still
-/// gets. Where ranks make their passes in step, as many are made whatever happens to this one's
-/// sequences: `most_passes` for the prompts of the rank whose prompts need most of them, and one
-/// for each token.
+/// Tokens that each sequence gets between two agreements of the ranks.
+inline constexpr int kTokensAtOnce = 16;
+
+/// Begins to continue `begun`, and gives every sequence kTokensAtOnce tokens, or those that it
+/// still gets. Where ranks make their passes in step, as many are made whatever happens to this
+/// one's sequences: `most_passes` for the prompts of the rank whose prompts need most of them, and
+/// one for each token.
 void go_on(EngineDecoder& decoder, Completions& completions,
-           std::span<const Completions::Prompt> begun, std::int64_t most_passes, int steps);
+           std::span<const Completions::Prompt> begun, std::int64_t most_passes);
 
 }  // namespace tessera::train

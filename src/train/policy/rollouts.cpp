@@ -85,7 +85,6 @@ std::string Rollouts::text_of(const Answer& answer) const {
 
 std::optional<std::vector<Rollouts::Answer>> Rollouts::draw(std::int64_t first,
                                                             std::int64_t count) {
-  constexpr int kTokens = 16;  // of each sequence, between two agreements of the ranks
   const SamplingRule rule{.seed = static_cast<std::uint64_t>(run_.deck.run.seed)};
   StopRule stop{.most = *run_.deck.rollout.tokens,
                 .ends = prompts_.ends,
@@ -116,7 +115,7 @@ std::optional<std::vector<Rollouts::Answer>> Rollouts::draw(std::int64_t first,
     std::int64_t diverged = 0;
     control.together([&] {
       try {
-        go_on(decoder, completions, begun, passes, kTokens);
+        go_on(decoder, completions, begun, passes);
       } catch (const NonFiniteError&) {
         diverged = 1;
       }
@@ -144,8 +143,7 @@ void Rollouts::set_reward(Answer& answer, double reward) const {
   if (std::abs(reward) <= kLargestReward) return;
   throw DataError(
       fmt::format("reward.model: {} says {} of the answer \"{}\" to {}: a score is a number of at "
-                  "most {}; if it "
-                  "was trained in a wider type than precision.compute, use that one",
+                  "most {}; if it was trained in a wider type than precision.compute, use that one",
                   *run_.deck.reward.model, reward, text_of(answer).substr(0, 200),
                   prompt_of(answer.number).line.substr(0, 500), kLargestReward));
 }

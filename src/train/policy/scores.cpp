@@ -50,7 +50,11 @@ class AllScores {
   }
 
   void add_to(data::StepTokens& step, const Said& said, const data::DocumentRule& rule) const {
-    pooled_ ? add_document(step, said, rule) : static_cast<void>(add_sample(step, said, rule));
+    if (pooled_) {
+      add_document(step, said, rule);
+    } else {
+      add_sample(step, said, rule);
+    }
   }
   /// Of tokens [start, start + length) of a sample, which is an answer if there are so many:
   /// returns how many scores these have.

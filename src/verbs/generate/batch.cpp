@@ -24,9 +24,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Tokens that each sequence gets between two agreements of the ranks.
-constexpr int kSteps = 16;
-
 std::string to_text(const ordered_json& json) {
   return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -174,7 +171,7 @@ class Batch {
     std::vector<train::Completions::Prompt> begun;
     for (const std::int64_t number : dealt[static_cast<std::size_t>(place_.data)])
       begun.push_back({.number = static_cast<std::uint64_t>(number), .tokens = prompt_of(number)});
-    train::go_on(decoder_, completions_, begun, most_passes(dealt), kSteps);
+    train::go_on(decoder_, completions_, begun, most_passes(dealt));
   }
 
   void keep(train::Completion&& made) {

@@ -77,8 +77,7 @@ deck::LoadedDeck generation_deck(const GenerateOptions& o, const ModelSource& so
   if (setup::leaves_traffic_open(loaded.deck)) {
     throw DeckError(
         "--set zero.secondary=\"auto\": generation measures no links: give \"node\", or a number "
-        "of "
-        "neighbouring data ranks");
+        "of neighbouring data ranks");
   }
   if (p.experts > 1 && loaded.deck.run.reproducible == deck::Reproducible::layout) {
     throw DeckError(
