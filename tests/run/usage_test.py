@@ -30,6 +30,17 @@ class Usage(RunTest):
         self.assertEqual(job.code, code, job.output)
         return job.output
 
+    def test_short_jobs_on_a_busy_machine(self):
+        """Open MPI 4 unloads code that its own threads have yet to call, where they had no core so far."""
+        if "TESSERA_LATE_THREADS" not in os.environ:
+            self.skipTest("sanitizers want to be loaded first")
+        text = self.dir / "text.txt"
+        text.write_text("the quick brown fox")
+        for ranks in (0, 1, 2):
+            job = self.run_job(ranks, "tokenize", text, "--out", self.dir / f"of_{ranks}",
+                               env={"LD_PRELOAD": os.environ["TESSERA_LATE_THREADS"]})
+            self.assertEqual(job.code, 0, f"{ranks} ranks: {job.output}")
+
     def byte_model(self, **changes):
         """A run of one step on bytes, with its checkpoint; returns its directory."""
         text = self.dir / "text.txt"

@@ -1,11 +1,17 @@
 #include "comm/mpi/session.hpp"
 
-#include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include <csignal>
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <string_view>
+#include <thread>
 
 #include "comm/launcher.hpp"
 #include "comm/mpi/calls.hpp"
@@ -37,12 +43,45 @@ void check_launcher(int world) {
                 "belongs to the library");
 }
 
+/// This process's threads, but for the one that asks: what /proc has of each.
+std::vector<std::filesystem::path> other_threads() {
+  std::vector<std::filesystem::path> threads;
+  std::error_code unknown;  // then none is waited for
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", unknown)) {
+    if (thread.path().filename() != std::to_string(gettid())) threads.push_back(thread.path());
+  }
+  return threads;
+}
+
+/// Whether a thread sleeps, or has ended: it neither runs nor waits for a core.
+bool sleeps(const std::filesystem::path& thread) {
+  std::ifstream in(thread / "stat");
+  std::string line;
+  std::getline(in, line);  // "ID (NAME) STATE ...", where the name may hold anything
+  const std::size_t name_end = line.rfind(") ");
+  return name_end == std::string::npos || line[name_end + 2] != 'R';
+}
+
+/// Waits until all threads sleep, for some seconds at most. Twice in a row, for one that was awake
+/// may have given another its work meanwhile.
+void wait_until_asleep(const std::vector<std::filesystem::path>& threads) {
+  constexpr std::chrono::seconds kLongest{5};
+  constexpr std::chrono::microseconds kNap{100};
+  const auto end = std::chrono::steady_clock::now() + kLongest;
+  for (int times = 0; times < 2 && std::chrono::steady_clock::now() < end;) {
+    const bool all = std::all_of(threads.begin(), threads.end(), sleeps);
+    times = all ? times + 1 : 0;
+    if (!all) std::this_thread::sleep_for(kNap);
+  }
+}
+
 }  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that dies while ranks start takes them along too
   int provided = 0;
   MPI_TRY(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  library_threads_ = other_threads();
   MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   if (provided < MPI_THREAD_MULTIPLE) {
     throw CommError(
@@ -74,7 +113,14 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 
 MpiSession::~MpiSession() {
   // With an exception on its way that other ranks do not know of, they never come to MPI_Finalize.
-  if (std::uncaught_exceptions() == 0) MPI_Finalize();
+  if (std::uncaught_exceptions() != 0) return;
+#if defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION < 5
+  // MPI_Init leaves an event to a thread of Open MPI, and MPI_Finalize unloads the plugin whose
+  // code handles it, without asking whether that thread has had a core in between: short jobs on
+  // busy machines crashed (open-mpi/ompi issue 10117).
+  wait_until_asleep(library_threads_);
+#endif
+  MPI_Finalize();
 }
 
 void leave_at_once(int exit_code) {

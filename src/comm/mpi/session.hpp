@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ class MpiSession {
   int rank_ = 0, cores_ = 1;
   GroupShape job_;
   std::vector<int> node_of_;
+  std::vector<std::filesystem::path> library_threads_;  // of MPI
 };
 
 /// This rank among those of the job.
