@@ -49,8 +49,8 @@ enum class StreamCounts : std::uint8_t {
 enum class Direction : std::uint8_t { none, down, up };
 
 /// How long the bytes of what an op uses are kept from others, which else would have to wait for it
-/// at once: until it is issued; of one within a unit, until something uses what it brings; of one
-/// that carries away what compute has made, until the next visit is over.
+/// at once: until it is issued; of one that brings something, until compute uses that; of one that
+/// carries away what compute has made, until the next visit is over.
 enum class Holds : std::uint8_t { issued, used, next_visit };
 
 struct StreamRow {
@@ -66,10 +66,13 @@ inline constexpr std::array kStreamRows = {
     StreamRow{Stream::compute, "compute", StreamCounts::compute},
     // Of collectives: among all ranks or those of a node (gather, reduce), across nodes, and
     // kernels of blocks before, between and after these. Chunks follow one another through them.
-    StreamRow{Stream::gather, "gather", StreamCounts::communication},
-    StreamRow{Stream::gather_pack, "gather_pack", StreamCounts::communication},
-    StreamRow{Stream::gather_across, "gather_across", StreamCounts::communication},
-    StreamRow{Stream::gather_unpack, "gather_unpack", StreamCounts::communication},
+    StreamRow{Stream::gather, "gather", StreamCounts::communication, Direction::none, Holds::used},
+    StreamRow{Stream::gather_pack, "gather_pack", StreamCounts::communication, Direction::none,
+              Holds::used},
+    StreamRow{Stream::gather_across, "gather_across", StreamCounts::communication, Direction::none,
+              Holds::used},
+    StreamRow{Stream::gather_unpack, "gather_unpack", StreamCounts::communication, Direction::none,
+              Holds::used},
     StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none,
               Holds::next_visit},
     StreamRow{Stream::reduce_pack, "reduce_pack", StreamCounts::communication, Direction::none,

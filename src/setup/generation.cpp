@@ -17,6 +17,21 @@ constexpr std::int64_t kTokensOfAll = 4096;
 
 }  // namespace
 
+void check_continues(const deck::ModelSection& model, const deck::TaskSection& task,
+                     std::string_view name) {
+  if (deck::has_own_head(task.kind)) {
+    throw DeckError(fmt::format("{}: it {}: tessera classify asks it", name,
+                                deck::has_classes(task.kind)
+                                    ? "says which class a document or word is of"
+                                    : "says how good an answer is"));
+  }
+  if (model.attention != AttentionMask::causal) {
+    throw DeckError(fmt::format(
+        "{}: its attention is {}: it was trained to fill in masked tokens, not to continue a text",
+        name, enum_word(model.attention)));
+  }
+}
+
 DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_t room) {
   const bool layouts = deck.run.reproducible == deck::Reproducible::layout,
              experts = deck.parallel.experts > 1,

@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "deck/load.hpp"
 #include "plan/ir/plan.hpp"
 
 namespace tessera::setup {
+
+/// Throws DeckError, which begins with `name`, for a model that is not there to continue texts.
+void check_continues(const deck::ModelSection& model, const deck::TaskSection& task,
+                     std::string_view name);
 
 /// How prompts go through the model.
 enum class Prefill : std::uint8_t {

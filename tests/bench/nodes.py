@@ -43,11 +43,12 @@ def cluster():
 
 
 def srun(ranks=NODES):
-    """What starts so many ranks, as many on each node; those of a node share its cores."""
+    """What starts so many ranks, as many on each node, which share all of its cores. Those that may
+    outnumber the cores are given one alone by Slurm: that is asked for only where they do."""
     each = ranks // NODES
     return ["srun", f"--nodes={NODES}", f"--ntasks={ranks}", f"--ntasks-per-node={each}",
             f"--cpus-per-task={max(1, CORES // each)}", "--mpi=pmix", "--cpu-bind=none",
-            "--overcommit"]
+            *(["--overcommit"] if each > CORES else [])]
 
 
 def tessera(*arguments, launch=()):

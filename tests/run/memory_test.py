@@ -43,6 +43,12 @@ def on_device(arenas):
     return arenas["state"] + arenas["step"]
 
 
+def size_of(text):
+    """Of bytes as people read them, "1.50 MiB"."""
+    number, unit = text.split()
+    return float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
 class Memory(RunTest):
     def check(self, deck, ranks, *options, code=0):
         job = self.run_job(0, "check", deck, "--ranks", ranks, *options)
@@ -276,6 +282,50 @@ class Memory(RunTest):
             self.assertGreater(on[stage, "host", "host", "host"][1],
                                on[stage, "host", "device", "device"][1])
             self.assertGreater(on[stage, "nvme", "host", "nvme"][2], 0)
+
+    def generation(self, deck, *options, machine=SOURCE / "slurm/machines/epyc-2core.toml", code=0):
+        """Of check --generation on one rank: {sequences: (ms a pass, tokens/s, share computed, bytes of
+        the device)} and what is said of the most."""
+        output = self.check(deck, 1, "--generation", machine, *options, code=code)
+        rows = re.findall(r"^ +(\d+) +([\d.]+) +([\d.e+]+) +(\d+)% +([\d.]+ \w+) +[\d.]+ \w+$", output, re.M)
+        return {int(n): (float(ms), float(rate), int(share) / 100, size_of(bytes_))
+                for n, ms, rate, share, bytes_ in rows}, output.splitlines()[-1]
+
+    def test_how_many_sequences_to_generate_at_once(self):
+        """What a pass takes on paper: parameters from a disk in the time of their bytes, products of many
+        sequences in that of their flop. The batch at which the one passes the other is what is told."""
+        sizes = {"model__family": "llama", "model__layers": 4, "model__heads": 4, "model__hidden": 512,
+                 "model__ffn_hidden": 2048, "model__vocab": 512, "model__context": 64}
+        deck = self.deck("gen", tiny_deck(self.corpus, precision__compute="bf16", **sizes))
+        layers = 4 * (4 * 512**2 + 3 * 512 * 2048)
+        rate = 2e11  # of products of bf16, as the machine file has it to a tenth
+        for disk in (1e8, 4e8):
+            machine = self.dir / "machine.toml"
+            text = (SOURCE / "slurm/machines/epyc-2core.toml").read_text()
+            machine.write_text(re.sub(r"(?m)^read = .*", f"read = {disk}", text))
+            rows, said = self.generation(deck, "--set", "offload.parameters=nvme", "--set",
+                                         f"offload.nvme=['{self.dir}']", machine=machine)
+            ms, tokens, share, _ = rows[1]
+            self.assertAlmostEqual(ms / (2 * layers / disk * 1e3), 1, delta=0.1)
+            self.assertLess(share, 0.2)
+            for n, (ms, tokens, _, _) in rows.items():
+                self.assertAlmostEqual(tokens * ms / 1e3 / n, 1, delta=0.01)
+            bound = int(re.search(r"from --batch (\d+) on a pass is bound by computing", said)[1])
+            even = 2 / disk / (2 / rate)  # sequences whose products take as long as the disk
+            self.assertTrue(even / 4 < bound < even * 4, f"{bound}, by hand {even}")
+            self.assertGreater(rows[bound][2], 0.5)
+        in_memory, said = self.generation(deck)
+        self.assertLess(in_memory[1][0], rows[1][0] / 10)
+        least, most = in_memory[1][3], max(in_memory)
+        self.assertGreater(in_memory[most][3], least)
+        _, said = self.generation(deck, "--device-memory", f"{int(least + in_memory[8][3]) // 2}B")
+        self.assertRegex(said, r"^[248] sequences do not fit")
+        output = self.check(deck, 1, "--generation", self.dir / "none.toml", code=2)
+        self.assertIn("none.toml", output)
+        self.check(deck, 1, "--generation", machine, "--fit", code=2)
+        both_ways = self.deck("both", tiny_deck(self.corpus, model__attention="bidirectional", task__kind="mlm",
+                                                task__mask_token=1))
+        self.assertIn("not to continue a text", self.check(both_ways, 1, "--generation", machine, code=2))
 
     def test_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__global=16))

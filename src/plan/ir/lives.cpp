@@ -3,25 +3,42 @@
 #include <algorithm>
 #include <map>
 
+#include "core/range_map.hpp"
+
 namespace tessera::plan {
 
 namespace {
 
-/// The last op before one of another stream that uses what an op writes, up to op `last`; itself
-/// where there is none. From then on it is known to be over.
-std::int64_t before_first_use(const Plan& plan, std::size_t op, std::int64_t last) {
-  std::vector<BufferUse> written = uses_of(plan.ops[op]);
-  std::erase_if(written, [](const BufferUse& u) { return u.access == kernels::Access::read; });
-  for (std::size_t i = op + 1; i <= static_cast<std::size_t>(last); ++i) {
-    if (plan.ops[i].stream == plan.ops[op].stream) continue;
-    for (const BufferUse& use : uses_of(plan.ops[i])) {
-      const bool used = std::ranges::any_of(written, [&](const BufferUse& w) {
-        return w.buffer == use.buffer && !intersect(w.bytes, use.bytes).empty();
+/// An op of the plan. None: compute never uses what is meant.
+struct BeforeUse {
+  std::int64_t op = std::numeric_limits<std::int64_t>::max();
+};
+
+/// Of each op the last one before compute uses what it leads to, by way of whichever streams: from
+/// then on it is known to be over. Itself where compute uses nothing of it.
+std::vector<std::int64_t> before_computes_use(const Plan& plan) {
+  std::vector<RangeMap<BeforeUse>> used(plan.buffers.size());  // by later ops
+  std::vector<std::int64_t> before(plan.ops.size());
+  for (std::size_t i = plan.ops.size(); i-- > 0;) {
+    const std::vector<BufferUse> uses = uses_of(plan.ops[i]);
+    std::int64_t first = BeforeUse{}.op;
+    for (const BufferUse& use : uses) {
+      if (use.access == kernels::Access::read) continue;
+      RangeMap<BeforeUse>& later = at(used, use.buffer);
+      later.each(use.bytes, [&](BeforeUse& use_of) { first = std::min(first, use_of.op); });
+      if (use.access == kernels::Access::write) later.assign(use.bytes, {});
+    }
+    const auto own = static_cast<std::int64_t>(i);
+    before[i] = first == BeforeUse{}.op ? own : first;
+    if (plan.ops[i].stream == Stream::compute) first = own - 1;
+    for (const BufferUse& use : uses) {
+      if (use.access == kernels::Access::write) continue;
+      at(used, use.buffer).each(use.bytes, [&](BeforeUse& use_of) {
+        use_of.op = std::min(use_of.op, first);
       });
-      if (used) return static_cast<std::int64_t>(i) - 1;
     }
   }
-  return static_cast<std::int64_t>(op);
+  return before;
 }
 
 }  // namespace
@@ -32,12 +49,13 @@ std::vector<Life> buffer_lives(const Plan& plan) {
   std::map<std::int32_t, std::int64_t> visit_end;
   for (std::size_t i = 0; i < plan.ops.size(); ++i)
     visit_end[plan.ops[i].visit] = static_cast<std::int64_t>(i);
+  const std::vector<std::int64_t> before = before_computes_use(plan);
   std::vector<Life> all(plan.buffers.size());
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     auto end = static_cast<std::int64_t>(i);
     const Holds holds = row_of(op.stream).holds;
-    if (holds == Holds::used) end = before_first_use(plan, i, visit_end.at(op.visit));
+    if (holds == Holds::used) end = before[i];
     if (holds == Holds::next_visit) {
       const auto next = visit_end.find(op.visit + 1);
       if (next != visit_end.end()) end = std::max(end, next->second);

@@ -154,7 +154,7 @@ void report(const LayoutOptions& layout) {
 struct CheckOptions {
   LayoutOptions layout;
   const CLI::Option* ranks = nullptr;
-  std::string device_memory, format = "text";
+  std::string device_memory, generation, format = "text";
   bool options = false, fit = false, schedule = false;
 };
 
@@ -170,6 +170,8 @@ ExitCode print_check(const CheckOptions& o) {
     fmt::print("{}", options_text(layout));
   } else if (o.fit) {
     fmt::print("{}", fit_text(layout));
+  } else if (!o.generation.empty()) {
+    fmt::print("{}", generation_text(layout, o.generation));
   } else {
     report(layout);
   }
@@ -181,7 +183,7 @@ void add_schedule(CLI::App& verb, CheckOptions& o, CLI::Option* ranks) {
   auto* schedule =
       verb.add_flag("--schedule", o.schedule,
                     "learning rate, batch and sequences over the run instead, as a picture");
-  for (const char* other : {"--options", "--fit", "--device-memory", "--nodes"})
+  for (const char* other : {"--options", "--fit", "--generation", "--device-memory", "--nodes"})
     schedule->excludes(verb.get_option(other));
   verb.add_option("--format", o.format, "of --schedule: text for a terminal, svg for a browser")
       ->check(CLI::IsMember({"text", "svg"}))
@@ -207,7 +209,14 @@ Verb check(CLI::App& app) {
       });
   auto* options = verb->add_flag("--options", o->options,
                                  "model states for all ZeRO stages and offload choices instead");
-  verb->add_flag("--fit", o->fit, "the largest batch.micro that fits instead")->excludes(options);
+  auto* fit = verb->add_flag("--fit", o->fit, "the largest batch.micro that fits instead")
+                  ->excludes(options);
+  verb->add_option(
+          "--generation", o->generation,
+          "instead, how many sequences to generate at once on the machine of this file, as "
+          "in slurm/machines")
+      ->excludes(options)
+      ->excludes(fit);
   add_schedule(*verb, *o, ranks);
   return {.launch = Launch::single, .run = [o] { return print_check(*o); }, .run_on_ranks = {}};
 }

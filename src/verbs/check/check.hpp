@@ -66,5 +66,8 @@ std::string schedule_text(const DeckOptions& deck, std::optional<std::int64_t> r
 std::string options_text(const LayoutOptions& layout);
 /// The largest batch.micro that fits. Throws DeckError without a budget, MemoryError if none fits.
 std::string fit_text(const LayoutOptions& layout);
+/// What passes of generation take on a machine, by the number of sequences, up to where more are no
+/// gain or do not fit. Throws DeckError for a machine file that does not say what the plans need.
+std::string generation_text(const LayoutOptions& layout, const std::string& machine_file);
 
 }  // namespace tessera::verbs

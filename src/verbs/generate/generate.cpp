@@ -11,6 +11,7 @@
 #include "data/prompts.hpp"
 #include "io/tokenizer_files.hpp"
 #include "io/tokenizer_json.hpp"
+#include "setup/generation.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
 #include "train/generation/generator.hpp"
@@ -93,21 +94,6 @@ void check_prompts(const GenerateOptions& o) {
     throw DeckError("--stop \"\": give the text at which a completion ends");
 }
 
-/// DeckError for a model that was not trained to continue texts.
-void check_source(const ModelSource& source) {
-  if (deck::has_own_head(source.task.kind)) {
-    throw DeckError(fmt::format("{}: it {}: tessera classify asks it", source.name,
-                                deck::has_classes(source.task.kind)
-                                    ? "says which class a document or word is of"
-                                    : "says how good an answer is"));
-  }
-  if (source.model.attention != AttentionMask::causal) {
-    throw DeckError(fmt::format(
-        "{}: its attention is {}: it was trained to fill in masked tokens, not to continue a text",
-        source.name, enum_word(source.model.attention)));
-  }
-}
-
 /// The template of --chat, once the tokenizer is known.
 std::optional<io::ChatTemplate> open_chat(const GenerateOptions& o, const ModelSource& source,
                                           const io::Tokenizer& tokenizer) {
@@ -124,7 +110,7 @@ std::optional<io::ChatTemplate> open_chat(const GenerateOptions& o, const ModelS
 Speaker open_speaker(const GenerateOptions& o) {
   ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
-  check_source(source);
+  setup::check_continues(source.model, source.task, source.name);
   io::Tokenizer tokenizer = choose_tokenizer(source, o.tokenizer, o.accept_tokenizer);
   auto chat = open_chat(o, source, tokenizer);
   return {std::move(source), std::move(tokenizer), std::move(chat)};

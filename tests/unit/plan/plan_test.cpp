@@ -487,6 +487,44 @@ bool comes_after(const Plan& plan, OpId last, OpId first) {
   return false;
 }
 
+/// Whether both use bytes of a buffer that one of them writes.
+bool share_data(const Op& a, const Op& b) {
+  for (const BufferUse& x : uses_of(a)) {
+    for (const BufferUse& y : uses_of(b)) {
+      const bool writes = x.access != kernels::Access::read || y.access != kernels::Access::read;
+      if (writes && x.buffer == y.buffer && !intersect(x.bytes, y.bytes).empty()) return true;
+    }
+  }
+  return false;
+}
+
+// Not for one that is on its way to a later layer, because the bytes of its staging or its
+// secondary shard are given away before links have come to it.
+TEST(MakePlan, ComputeWaitsForGathersOfWhatItReadsAlone) {
+  for (const std::int64_t prefetch : {1, 3, 8}) {
+    Case c = make_case(3, 4, 2, ReduceWhen::step);
+    model::ModelConfig& m = c.inputs.model.config;
+    m.layers = 12, m.heads = m.kv_heads = 4, m.head_dim = 16, m.hidden = 64, m.ffn_hidden = 256;
+    c.inputs.layout.node_of = {0, 0, 1, 1};
+    c.inputs.sharding.prefetch = prefetch;
+    c.inputs.sharding.secondary = ShardingInputs::Secondary{};
+    test::travel_in_blocks(c.inputs, {{.block = 32}}, {{.block = 32}});
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    check(plan);
+    int waits = 0;
+    for (const Op& op : plan.ops) {
+      if (op.stream != Stream::compute) continue;
+      for (const OpId other : op.waits) {
+        if (plan.op(other).kind != OpKind::gather) continue;
+        EXPECT_TRUE(share_data(op, plan.op(other)))
+            << "prefetch " << prefetch << ": op " << &op - plan.ops.data() << " for " << other;
+        ++waits;
+      }
+    }
+    EXPECT_GT(waits, 2 * m.layers);
+  }
+}
+
 // Each leg of a chunk goes on beside the leg before it of the next chunk; of what is staged there
 // are two chunks on each leg, however large units are.
 TEST(MakePlan, LegsOfChunksOverlap) {
