@@ -101,6 +101,15 @@ struct Attention {
     return 2.0 * static_cast<double>(q.extent(0) * (q.cols() + out.cols())) *
            shape.most_pairs(first_query_of(*this), q.extent(1), k.extent(1));
   }
+  /// Bytes that it moves: of a cache the slots of the call's samples alone, whole.
+  double bytes() const {
+    const auto of = [](const View& view) {
+      return view ? static_cast<double>(view.elements() * size_of(view.type)) : 0;
+    };
+    const auto samples = static_cast<double>(q.extent(0)), rows = static_cast<double>(k.extent(0));
+    return of(q) + (of(k) + of(v)) * samples / rows + of(documents) + of(cached) +
+           of(dropout.samples) + of(out) + of(lse);
+  }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.documents, Access::read),

@@ -26,6 +26,8 @@ struct Remember {
   View cache;   // (slots, N, C), of x's type, whose rows may be any distance apart
   View scratch;
 
+  /// Bytes that it moves: of the cache only the rows that it fills.
+  double bytes() const { return 2 * static_cast<double>(x.elements() * size_of(x.type)); }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.cached, Access::read), f(s.cache, Access::update),

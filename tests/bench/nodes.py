@@ -43,8 +43,8 @@ def cluster():
 
 
 def srun(ranks=NODES):
-    """What starts so many ranks, as many on each node, which share all of its cores. Those that may
-    outnumber the cores are given one alone by Slurm: that is asked for only where they do."""
+    """What starts so many ranks, as many on each node, which share all of its cores. With
+    --overcommit Slurm gives them one alone, so it is asked for only where they outnumber the cores."""
     each = ranks // NODES
     return ["srun", f"--nodes={NODES}", f"--ntasks={ranks}", f"--ntasks-per-node={each}",
             f"--cpus-per-task={max(1, CORES // each)}", "--mpi=pmix", "--cpu-bind=none",

@@ -283,10 +283,10 @@ class Memory(RunTest):
                                on[stage, "host", "device", "device"][1])
             self.assertGreater(on[stage, "nvme", "host", "nvme"][2], 0)
 
-    def generation(self, deck, *options, machine=SOURCE / "slurm/machines/epyc-2core.toml", code=0):
-        """Of check --generation on one rank: {sequences: (ms a pass, tokens/s, share computed, bytes of
-        the device)} and what is said of the most."""
-        output = self.check(deck, 1, "--generation", machine, *options, code=code)
+    def generation(self, deck, *options, machine=SOURCE / "slurm/machines/epyc-2core.toml", ranks=1):
+        """Of check --generation: {sequences: (ms a pass, tokens/s, share computed, bytes of the device)}
+        and what is said of the most."""
+        output = self.check(deck, ranks, "--generation", machine, *options)
         rows = re.findall(r"^ +(\d+) +([\d.]+) +([\d.e+]+) +(\d+)% +([\d.]+ \w+) +[\d.]+ \w+$", output, re.M)
         return {int(n): (float(ms), float(rate), int(share) / 100, size_of(bytes_))
                 for n, ms, rate, share, bytes_ in rows}, output.splitlines()[-1]
@@ -314,12 +314,19 @@ class Memory(RunTest):
             even = 2 / disk / (2 / rate)  # sequences whose products take as long as the disk
             self.assertTrue(even / 4 < bound < even * 4, f"{bound}, by hand {even}")
             self.assertGreater(rows[bound][2], 0.5)
+        # Of shards on two nodes each rank sends its half.
+        machine.write_text(re.sub(r"(?m)^rate = 1.46e.09", "rate = 1e8", text))
+        gathered, _ = self.generation(deck, "--nodes", 2, "--set", "zero.stage=3", machine=machine, ranks=2)
+        self.assertAlmostEqual(gathered[1][0] / (layers / 1e8 * 1e3), 1, delta=0.1)
+        self.assertAlmostEqual(gathered[1][1] * gathered[1][0] / 2e3, 1, delta=0.01)
         in_memory, said = self.generation(deck)
         self.assertLess(in_memory[1][0], rows[1][0] / 10)
         least, most = in_memory[1][3], max(in_memory)
         self.assertGreater(in_memory[most][3], least)
         _, said = self.generation(deck, "--device-memory", f"{int(least + in_memory[8][3]) // 2}B")
-        self.assertRegex(said, r"^[248] sequences do not fit")
+        self.assertRegex(said, r"^[248] sequences would need .*: up to what fits")
+        _, said = self.generation(deck, "--device-memory", "1MB")
+        self.assertRegex(said, r"^1 sequence would need .*: nothing fits")
         output = self.check(deck, 1, "--generation", self.dir / "none.toml", code=2)
         self.assertIn("none.toml", output)
         self.check(deck, 1, "--generation", machine, "--fit", code=2)

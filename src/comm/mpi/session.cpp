@@ -43,12 +43,22 @@ void check_launcher(int world) {
                 "belongs to the library");
 }
 
+/// Whether MPI_Finalize unloads code that the library's threads run.
+#if defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION < 5
+constexpr bool kUnloadsCode = true;
+#else
+constexpr bool kUnloadsCode = false;
+#endif
+
 /// This process's threads, but for the one that asks: what /proc has of each.
 std::vector<std::filesystem::path> other_threads() {
   std::vector<std::filesystem::path> threads;
   std::error_code unknown;  // then none is waited for
-  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", unknown)) {
-    if (thread.path().filename() != std::to_string(gettid())) threads.push_back(thread.path());
+  const std::string own = std::to_string(gettid());
+  const std::filesystem::directory_iterator end;
+  for (std::filesystem::directory_iterator it("/proc/self/task", unknown); !unknown && it != end;
+       it.increment(unknown)) {
+    if (it->path().filename() != own) threads.push_back(it->path());
   }
   return threads;
 }
@@ -69,9 +79,8 @@ void wait_until_asleep(const std::vector<std::filesystem::path>& threads) {
   constexpr std::chrono::microseconds kNap{100};
   const auto end = std::chrono::steady_clock::now() + kLongest;
   for (int times = 0; times < 2 && std::chrono::steady_clock::now() < end;) {
-    const bool all = std::all_of(threads.begin(), threads.end(), sleeps);
-    times = all ? times + 1 : 0;
-    if (!all) std::this_thread::sleep_for(kNap);
+    times = std::all_of(threads.begin(), threads.end(), sleeps) ? times + 1 : 0;
+    std::this_thread::sleep_for(kNap);
   }
 }
 
@@ -114,12 +123,10 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 MpiSession::~MpiSession() {
   // With an exception on its way that other ranks do not know of, they never come to MPI_Finalize.
   if (std::uncaught_exceptions() != 0) return;
-#if defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION < 5
   // MPI_Init leaves an event to a thread of Open MPI, and MPI_Finalize unloads the plugin whose
   // code handles it, without asking whether that thread has had a core in between: short jobs on
   // busy machines crashed (open-mpi/ompi issue 10117).
-  wait_until_asleep(library_threads_);
-#endif
+  if (kUnloadsCode) wait_until_asleep(library_threads_);
   MPI_Finalize();
 }
 

@@ -24,9 +24,9 @@ std::vector<std::int64_t> before_computes_use(const Plan& plan) {
     std::int64_t first = BeforeUse{}.op;
     for (const BufferUse& use : uses) {
       if (use.access == kernels::Access::read) continue;
-      RangeMap<BeforeUse>& later = at(used, use.buffer);
-      later.each(use.bytes, [&](BeforeUse& use_of) { first = std::min(first, use_of.op); });
-      if (use.access == kernels::Access::write) later.assign(use.bytes, {});
+      at(used, use.buffer).each(use.bytes, [&](BeforeUse& use_of) {
+        first = std::min(first, use_of.op);
+      });
     }
     const auto own = static_cast<std::int64_t>(i);
     before[i] = first == BeforeUse{}.op ? own : first;

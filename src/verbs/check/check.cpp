@@ -153,7 +153,7 @@ void report(const LayoutOptions& layout) {
 
 struct CheckOptions {
   LayoutOptions layout;
-  const CLI::Option* ranks = nullptr;
+  const CLI::Option *ranks = nullptr, *nodes = nullptr;
   std::string device_memory, generation, format = "text";
   bool options = false, fit = false, schedule = false;
 };
@@ -171,6 +171,7 @@ ExitCode print_check(const CheckOptions& o) {
   } else if (o.fit) {
     fmt::print("{}", fit_text(layout));
   } else if (!o.generation.empty()) {
+    if (o.nodes->count() == 0) layout.nodes = 0;  // as many as the machine's ranks a node make
     fmt::print("{}", generation_text(layout, o.generation));
   } else {
     report(layout);
@@ -202,6 +203,7 @@ Verb check(CLI::App& app) {
   o->layout.add_to(*verb);
   CLI::Option* ranks = verb->get_option("--ranks");
   o->ranks = ranks;
+  o->nodes = verb->get_option("--nodes");
   verb->add_option("--device-memory", o->device_memory,
                    "bytes of a rank's device, like 32GB: in place of memory.device")
       ->check([](const std::string& text) {

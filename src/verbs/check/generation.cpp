@@ -26,7 +26,7 @@ Pass pass_of(const Planner& p, std::int64_t sequences, const deck::Machine& mach
   const plan::PlanInputs in = p.inputs_of(deck, shapes);
   const plan::Prediction found =
       plan::predict(plan::simulated_plans(in, shapes.front()), in, machine);
-  Pass pass{.sequences = sequences, .seconds = found.simulation.step};
+  Pass pass{.sequences = shapes.front().slots, .seconds = found.simulation.step};
   for (const plan::SimulatedRank& r : found.simulation.ranks)
     pass.computes = std::max(pass.computes, r.compute);
   for (const plan::ArenaBytes& arenas : setup::largest_arenas(in, shapes)) {
@@ -43,38 +43,64 @@ std::string text_of(const Pass& pass, std::int64_t data_ranks) {
       100 * pass.computes / pass.seconds, human_bytes(pass.device), human_bytes(pass.host));
 }
 
+/// Throws DeckError for what `generate` would refuse.
+void check_generates(const Planner& p, const LayoutOptions& layout) {
+  const deck::Deck& deck = p.loaded.deck;
+  setup::check_continues(deck.model, deck.task, layout.deck.path);
+  setup::check_traffic(p.loaded, p.node_of);
+  if (!p.open.empty()) {
+    throw DeckError(fmt::format(
+        "{}: --generation: generation measures no links for \"auto\": --set zero.secondary to "
+        "\"node\", or to a number of neighbouring data ranks, or to false, and "
+        "zero.quantize.weights and .gradients to \"none\"",
+        layout.deck.path));
+  }
+  if (deck.zero.stage == 1 || deck.zero.stage == 2) {
+    throw DeckError(
+        fmt::format("{}: --generation: zero.stage = {}: without an optimizer a rank has whole "
+                    "parameters (--set "
+                    "zero.stage=0) or shards (3)",
+                    p.loaded.where("zero.stage"), deck.zero.stage));
+  }
+}
+
+/// Why no more sequences are looked at.
+std::string bound_text(const Pass& last) {
+  const bool computes = last.computes >= last.seconds / 2;
+  return fmt::format(
+      "from --batch {} on a pass is bound by {}: more sequences take as much longer\n",
+      last.sequences, computes ? "computing" : "what ranks send each other for each sequence");
+}
+
 }  // namespace
 
 std::string generation_text(const LayoutOptions& layout, const std::string& machine_file) {
   const deck::Machine machine = deck::load_machine(machine_file);
-  Planner p = make_planner(on_machine(layout, machine));
+  const Planner p = make_planner(on_machine(layout, machine));
+  check_generates(p, layout);
   const deck::Deck& deck = p.loaded.deck;
-  setup::check_continues(deck.model, deck.task, layout.deck.path);
-  settle_traffic(p, machine);
-  const std::int64_t has = device_memory(deck, machine),
-                     data_ranks = p.inputs.layout.mesh.batch_ranks();
+  const std::int64_t has = device_memory(deck, machine);
   std::string text = fmt::format(
-      "a pass that adds a token to each sequence of a data rank, of {} tokens by then, on {}:\n"
+      "a pass that adds a token to each sequence of a data rank, of {} tokens by then "
+      "(batch.sequence), in {} on {}:\n"
       "{:>9}{:>12}{:>12}{:>11}{:>13}{:>13}\n",
-      deck.batch.sequence, machine.name, "sequences", "ms a pass", "tokens/s", "computes", "memory",
-      "of the host");
+      deck.batch.sequence, to_string(p.inputs.numerics.compute), machine.name, "sequences",
+      "ms a pass", "tokens/s", "computes", "memory", "of the host");
   std::optional<Pass> last;
   for (std::int64_t n = 1; n <= kMostSequences; n *= 2) {
     const Pass pass = pass_of(p, n, machine);
-    text += text_of(pass, data_ranks);
     if (has > 0 && pass.device > has) {
-      return text + fmt::format("{} do not fit a device's {}; fewer gain from each sequence more\n",
-                                count_text(n, "sequence"), human_bytes(has));
+      return text + fmt::format("{} would need {} of a device's {}: {}\n",
+                                count_text(pass.sequences, "sequence"), human_bytes(pass.device),
+                                human_bytes(has),
+                                last ? "up to what fits, more at once are a gain" : "nothing fits");
     }
-    if (last && pass.seconds >= kNoGain * last->seconds) {
-      return text + fmt::format(
-                        "from --batch {} on a pass is bound by computing: more sequences take as "
-                        "much longer\n",
-                        last->sequences);
-    }
+    text += text_of(pass, p.inputs.layout.mesh.data);
+    if (last && pass.seconds >= kNoGain * last->seconds) return text + bound_text(*last);
     last = pass;
   }
-  return text + fmt::format("up to {} each sequence more is a gain\n", kMostSequences);
+  return text + fmt::format("up to {} more at once are a gain{}\n", kMostSequences,
+                            has > 0 ? "" : ", if they fit: nothing says how much memory there is");
 }
 
 }  // namespace tessera::verbs
