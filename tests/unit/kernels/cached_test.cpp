@@ -475,6 +475,23 @@ bool embedding_refuses(const View& table, std::int64_t first_position = 0) {
   return embed;
 }
 
+// What a pass costs is told from these bytes: of five slots two are looked at, one row of each is
+// filled.
+TEST(CachedSamples, MoveTheBytesOfTheirSlots) {
+  const Tensor table = table_of({{.slot = 4, .before = 7, .count = 1}, {.slot = 0, .count = 1}}),
+               q(DType::bf16, {2, 1, 32}), x(DType::bf16, {2, 1, 16}), out(DType::bf16, {2, 1, 32}),
+               cache(DType::bf16, {5, 100, 16});
+  EXPECT_EQ(bytes_of(Remember{.x = x.view(), .cached = table.view(), .cache = cache.view()}),
+            2.0 * 2 * 16 * 2);
+  EXPECT_EQ(bytes_of(Attention{.q = q.view(),
+                               .k = cache.view(),
+                               .v = cache.view(),
+                               .out = out.view(),
+                               .cached = table.view(),
+                               .shape = {.heads = 4, .kv_heads = 2, .head_dim = 8}}),
+            2.0 * (2 * 100 * 16 * 2) + 2.0 * (2 * 32 * 2) + 2.0 * sizeof(CachedSample));
+}
+
 TEST(CachedSamples, AreRefusedWhereThereIsNoRoom) {
   struct Row {
     CachedSample sample;
