@@ -57,8 +57,8 @@ struct StreamRow {
   Stream stream;
   const char* name;
   StreamCounts counts;
-  Direction direction = Direction::none;
   Holds holds = Holds::issued;
+  Direction direction = Direction::none;
 };
 
 /// In the order of the enumeration, compute first.
@@ -66,42 +66,35 @@ inline constexpr std::array kStreamRows = {
     StreamRow{Stream::compute, "compute", StreamCounts::compute},
     // Of collectives: among all ranks or those of a node (gather, reduce), across nodes, and
     // kernels of blocks before, between and after these. Chunks follow one another through them.
-    StreamRow{Stream::gather, "gather", StreamCounts::communication, Direction::none, Holds::used},
-    StreamRow{Stream::gather_pack, "gather_pack", StreamCounts::communication, Direction::none,
-              Holds::used},
-    StreamRow{Stream::gather_across, "gather_across", StreamCounts::communication, Direction::none,
-              Holds::used},
-    StreamRow{Stream::gather_unpack, "gather_unpack", StreamCounts::communication, Direction::none,
-              Holds::used},
-    StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none,
+    StreamRow{Stream::gather, "gather", StreamCounts::communication, Holds::used},
+    StreamRow{Stream::gather_pack, "gather_pack", StreamCounts::communication, Holds::used},
+    StreamRow{Stream::gather_across, "gather_across", StreamCounts::communication, Holds::used},
+    StreamRow{Stream::gather_unpack, "gather_unpack", StreamCounts::communication, Holds::used},
+    StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Holds::next_visit},
+    StreamRow{Stream::reduce_pack, "reduce_pack", StreamCounts::communication, Holds::next_visit},
+    StreamRow{Stream::reduce_sum, "reduce_sum", StreamCounts::communication, Holds::next_visit},
+    StreamRow{Stream::reduce_across, "reduce_across", StreamCounts::communication,
               Holds::next_visit},
-    StreamRow{Stream::reduce_pack, "reduce_pack", StreamCounts::communication, Direction::none,
+    StreamRow{Stream::reduce_unpack, "reduce_unpack", StreamCounts::communication,
               Holds::next_visit},
-    StreamRow{Stream::reduce_sum, "reduce_sum", StreamCounts::communication, Direction::none,
-              Holds::next_visit},
-    StreamRow{Stream::reduce_across, "reduce_across", StreamCounts::communication, Direction::none,
-              Holds::next_visit},
-    StreamRow{Stream::reduce_unpack, "reduce_unpack", StreamCounts::communication, Direction::none,
-              Holds::next_visit},
-    StreamRow{Stream::copy, "copy", StreamCounts::transfer, Direction::none, Holds::next_visit},
+    StreamRow{Stream::copy, "copy", StreamCounts::transfer, Holds::next_visit},
     StreamRow{Stream::read, "read", StreamCounts::transfer},
-    StreamRow{Stream::write, "write", StreamCounts::transfer, Direction::none, Holds::next_visit},
+    StreamRow{Stream::write, "write", StreamCounts::transfer, Holds::next_visit},
     StreamRow{Stream::disk_read, "disk_read", StreamCounts::transfer},
-    StreamRow{Stream::disk_write, "disk_write", StreamCounts::transfer, Direction::none,
-              Holds::next_visit},
-    StreamRow{Stream::host, "host", StreamCounts::transfer, Direction::none, Holds::next_visit},
-    StreamRow{Stream::tensor, "tensor", StreamCounts::communication, Direction::none, Holds::used},
-    StreamRow{Stream::experts, "experts", StreamCounts::communication, Direction::none,
-              Holds::used},
-    StreamRow{Stream::context, "context", StreamCounts::communication, Direction::none,
-              Holds::used},
+    StreamRow{Stream::disk_write, "disk_write", StreamCounts::transfer, Holds::next_visit},
+    StreamRow{Stream::host, "host", StreamCounts::transfer, Holds::next_visit},
+    StreamRow{Stream::tensor, "tensor", StreamCounts::communication, Holds::used},
+    StreamRow{Stream::experts, "experts", StreamCounts::communication, Holds::used},
+    StreamRow{Stream::context, "context", StreamCounts::communication, Holds::used},
     StreamRow{Stream::matrices, "matrices", StreamCounts::communication},
-    StreamRow{Stream::send_forward, "send_forward", StreamCounts::pipeline, Direction::down,
-              Holds::next_visit},
-    StreamRow{Stream::receive_forward, "receive_forward", StreamCounts::pipeline, Direction::down},
-    StreamRow{Stream::send_backward, "send_backward", StreamCounts::pipeline, Direction::up,
-              Holds::next_visit},
-    StreamRow{Stream::receive_backward, "receive_backward", StreamCounts::pipeline, Direction::up}};
+    StreamRow{Stream::send_forward, "send_forward", StreamCounts::pipeline, Holds::next_visit,
+              Direction::down},
+    StreamRow{Stream::receive_forward, "receive_forward", StreamCounts::pipeline, Holds::issued,
+              Direction::down},
+    StreamRow{Stream::send_backward, "send_backward", StreamCounts::pipeline, Holds::next_visit,
+              Direction::up},
+    StreamRow{Stream::receive_backward, "receive_backward", StreamCounts::pipeline, Holds::issued,
+              Direction::up}};
 inline constexpr std::size_t kStreams = kStreamRows.size();
 
 constexpr std::size_t index_of(Stream stream) { return static_cast<std::size_t>(stream); }

@@ -14,6 +14,9 @@ namespace tessera::setup {
 void check_continues(const deck::ModelSection& model, const deck::TaskSection& task,
                      std::string_view name);
 
+/// Sequences that a data rank goes on with at once, at most.
+inline constexpr std::int64_t kMostSequences = 4096;
+
 /// How prompts go through the model.
 enum class Prefill : std::uint8_t {
   one,  // one after another, each in as few passes as its tokens need

@@ -265,15 +265,13 @@ class Memory(RunTest):
         self.assertEqual(len(rows), 4 * 6)
         self.assertEqual({(r[0], *r[1:4]) for r in rows if r[1] == "device"},
                          {(str(s), "device", "device", "device") for s in range(4)})
-        plain = {int(r[0]): float(r[4]) * {"KiB": 2**10, "MiB": 2**20}[r[5]]
-                 for r in rows if r[1] == "device"}
+        plain = {int(r[0]): size_of(f"{r[4]} {r[5]}") for r in rows if r[1] == "device"}
         for stage, share in ((0, 16), (1, 4 + 12 / 4), (2, 2 + 14 / 4), (3, 16 / 4)):
             # Each of 6 units is padded to a multiple of 4 x 16; figures have two decimals of a MiB.
             slack = share * 6 * 64 + 0.005 * 2**20
             self.assertLess(abs(plain[stage] - share * parameters), slack)
         # What lives elsewhere is not on the device: of all that a plan has there, less is left.
-        on = {(*r[:4],): [float(n) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[u]
-                          for n, u in zip(r[10:16:2], r[11:16:2])] for r in rows}
+        on = {(*r[:4],): [size_of(f"{n} {u}") for n, u in zip(r[10:16:2], r[11:16:2])] for r in rows}
         for stage in "0123":
             device, host, disk = on[stage, "device", "device", "device"]
             self.assertEqual(disk, 0)

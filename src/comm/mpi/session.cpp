@@ -2,10 +2,10 @@
 
 #include <sys/prctl.h>
 #include <unistd.h>
-#include <csignal>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <exception>
 #include <filesystem>
 #include <fstream>

@@ -9,7 +9,8 @@ namespace tessera::plan {
 
 namespace {
 
-/// An op of the plan. None: compute never uses what is meant.
+/// The op before that of compute which uses some bytes, or what they lead to; the largest number
+/// where none does.
 struct BeforeUse {
   std::int64_t op = std::numeric_limits<std::int64_t>::max();
 };

@@ -8,7 +8,6 @@
 namespace tessera::verbs {
 namespace {
 
-constexpr std::int64_t kMostSequences = 4096;  // of a data rank, as generate --batch has it
 /// Twice the sequences in as many times as long are hardly a gain any more.
 constexpr double kNoGain = 1.8;
 
@@ -87,7 +86,7 @@ std::string generation_text(const LayoutOptions& layout, const std::string& mach
       deck.batch.sequence, to_string(p.inputs.numerics.compute), machine.name, "sequences",
       "ms a pass", "tokens/s", "computes", "memory", "of the host");
   std::optional<Pass> last;
-  for (std::int64_t n = 1; n <= kMostSequences; n *= 2) {
+  for (std::int64_t n = 1; n <= setup::kMostSequences; n *= 2) {
     const Pass pass = pass_of(p, n, machine);
     if (has > 0 && pass.device > has) {
       return text + fmt::format("{} would need {} of a device's {}: {}\n",
@@ -99,7 +98,7 @@ std::string generation_text(const LayoutOptions& layout, const std::string& mach
     if (last && pass.seconds >= kNoGain * last->seconds) return text + bound_text(*last);
     last = pass;
   }
-  return text + fmt::format("up to {} more at once are a gain{}\n", kMostSequences,
+  return text + fmt::format("up to {} more at once are a gain{}\n", setup::kMostSequences,
                             has > 0 ? "" : ", if they fit: nothing says how much memory there is");
 }
 

@@ -200,7 +200,7 @@ void add_files(CLI::App& verb, GenerateOptions& o) {
       ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{1'000'000})));
   add("--batch", o.batch, "of --prompts: sequences that a data rank goes on with at once")
       ->capture_default_str()
-      ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{4096})));
+      ->check(bounds(std::int64_t{1}, std::optional(setup::kMostSequences)));
   add("--stop", o.stop, "of --prompts: a text at which a completion ends; may be given again")
       ->allow_extra_args(false);
   add("--set", o.sets,
