@@ -23,6 +23,8 @@ TESSERA_INLINE float fmadd(float a, float b, float c) {
 #endif
 }
 TESSERA_INLINE float select(bool take_a, float a, float b) { return take_a ? a : b; }
+TESSERA_INLINE float larger(float a, float b) { return a > b ? a : b; }
+TESSERA_INLINE float smaller(float a, float b) { return a < b ? a : b; }
 TESSERA_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
 
 /// Adding this to |x| < 2^22 leaves round(x) in the low bits of the mantissa.
@@ -64,13 +66,20 @@ TESSERA_INLINE float rounded_at_random(float x, float key, std::uint32_t salt) {
   return x != x ? x : std::bit_cast<float>(bits);
 }
 
+/// x 2^n for integral n in [-150, 128] and x between 1/2 and 2, rounded once: the first product is
+/// exact, and a normal number.
+template <typename F>
+TESSERA_INLINE F times_power_of_two(F x, F n) {
+  const F half = fmadd(n, F(0.5F), F(kRoundToInt)) - F(kRoundToInt);
+  return x * power_of_two(half) * power_of_two(n - half);
+}
+
 /// e^x, at most 2 ulp, denormal results included; overflows to infinity, NaN stays NaN.
 /// x = n ln 2 + r with |r| <= ln(2) / 2; e^r by a polynomial of degree 6 (interpolated at Chebyshev
-/// nodes, relative error 2^-26.5); 2^n in two factors because n reaches -150 and 128.
+/// nodes, relative error 2^-26.5).
 template <typename F>
 TESSERA_INLINE F exp_of(F x) {
-  x = select(x < F(-104.0F), F(-104.0F), x);
-  x = select(x > F(89.0F), F(89.0F), x);
+  x = smaller(F(89.0F), larger(F(-104.0F), x));
   const F n = fmadd(x, F(1.44269504F), F(kRoundToInt)) - F(kRoundToInt);
   F r = fmadd(n, F(-0.693145751953125F), x);  // ln 2 in two parts; n times the first is exact
   r = fmadd(n, F(-1.42860682e-6F), r);
@@ -80,8 +89,7 @@ TESSERA_INLINE F exp_of(F x) {
   p = fmadd(p, r, F(1.666657667e-1F));
   p = fmadd(p, r, F(0.5F));
   p = fmadd(p * r, r, r) + F(1.0F);
-  const F half = fmadd(n, F(0.5F), F(kRoundToInt)) - F(kRoundToInt);
-  return p * power_of_two(half) * power_of_two(n - half);
+  return times_power_of_two(p, n);
 }
 
 /// 1 / (1 + e^-x), at most 4 ulp where the result is normal.

@@ -1,9 +1,9 @@
 // Loops of attention: tiles of scores with a running softmax, forward and backward.
 #include <cmath>
 
+#include "kernels/cpu/hot/attention_operands.hpp"
 #include "kernels/cpu/hot/dropout.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
-#include "kernels/cpu/hot/tile.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
@@ -30,46 +30,6 @@ struct SampleKeys {
   std::int64_t first_query;
 };
 
-/// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
-struct HeadRows {
-  const View* view;
-  std::int64_t sample, first, tokens, head, dim;
-
-  template <typename T>
-  T* row(std::int64_t t) const {
-    return row_of<T>(*view, sample * view->shape[1] + first + t) + head * dim;
-  }
-};
-
-/// to (tokens, ld) = factor x; columns from dim to ld are 0.
-void pack(const HeadRows& x, float factor, float* to, std::int64_t ld) {
-  with_type(x.view->type, [&]<typename T>() {
-    for (std::int64_t t = 0; t < x.tokens; ++t) {
-      const T* from = x.row<T>(t);
-      for_vectors(
-          x.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-            store(to + t * ld + i, load(from + i, count) * Vec(factor), kLanes);
-          });
-    }
-  });
-}
-
-/// to (dim, 64) = x transposed; columns from `tokens` up to a whole vector are 0.
-void pack_transposed(const float* packed, std::int64_t tokens, std::int64_t dim, std::int64_t ld,
-                     float* to) {
-  for (std::int64_t d0 = 0; d0 < dim; d0 += kLanes) {
-    const std::int64_t d1 = at_most(dim, d0 + kLanes);
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      for (std::int64_t d = d0; d < d1; ++d) to[d * kTile + t] = packed[t * ld + d];
-    }
-  }
-  const std::int64_t whole = round_up(tokens, kLanes);
-  if (tokens == whole) return;
-  for (std::int64_t d = 0; d < dim; ++d) {
-    for (std::int64_t t = tokens; t < whole; ++t) to[d * kTile + t] = 0;
-  }
-}
-
 void unpack(const float* from, std::int64_t ld, float factor, const HeadRows& to,
             Write write = Write::overwrite) {
   with_type(to.view->type, [&]<typename T>() {
@@ -83,10 +43,6 @@ void unpack(const float* from, std::int64_t ld, float factor, const HeadRows& to
           });
     }
   });
-}
-
-void clear(float* x, std::int64_t n) {
-  std::memset(x, 0, static_cast<std::size_t>(n) * sizeof(float));
 }
 
 /// Dropout of a tile of probabilities: one row's factors.
@@ -111,50 +67,61 @@ void mask_row(float* row, Range seen, int vecs) {
   for (std::int64_t s = at_least(seen.end, 0); s < columns; ++s) row[s] = kMasked;
 }
 
-/// One row of scores x becomes cap tanh(x / cap); `slopes` its derivatives, unless it is null.
-void cap_row(float* row, int vecs, float cap, float* slopes) {
+/// One row of scores becomes cap tanh(factor x / cap); `slopes` the derivatives of cap tanh(x /
+/// cap) there, unless it is null.
+void cap_row(float* row, int vecs, float factor, float cap, float* slopes) {
   const Vec inverse(1.0F / cap);
   for (int j = 0; j < vecs; ++j) {
-    const Vec t = tanh_of(load(row + j * kLanes, kLanes) * inverse);
+    const Vec t = tanh_of(load(row + j * kLanes, kLanes) * Vec(factor) * inverse);
     store(row + j * kLanes, Vec(cap) * t, kLanes);
     if (slopes != nullptr) store(slopes + j * kLanes, tanh_slope(t), kLanes);
   }
 }
 
-// Running softmax of one query row over the tiles seen so far.
-struct RowState {
-  float* out;  // (Ep), scaled by e^-max
-  float& max;
-  float& sum;
+float largest_of(const float* row, int vecs) {
+  Vec best = load(row, kLanes);
+  for (int j = 1; j < vecs; ++j) best = larger(load(row + j * kLanes, kLanes), best);
+  return max_of(best);
+}
+
+/// Running softmax of query rows over the tiles seen so far.
+struct RowStates {
+  float* out;  // (rows, Ep), scaled by e^-max
+  std::int64_t padded;
+  float* max;  // (rows)
+  float* sum;  // (rows, 16), parts of each
 };
 
-/// Scores of one row become probabilities relative to the new maximum; earlier output is rescaled.
-void softmax_row(float* row, int vecs, std::int64_t padded, RowState state) {
-  Vec best = load(row, kLanes);
-  for (int j = 1; j < vecs; ++j) best = max(load(row + j * kLanes, kLanes), best);
-  const float tile_max = max_of(best);
-  const float new_max = tile_max > state.max ? tile_max : state.max;
-  if (new_max == kMasked) {  // no visible key yet
-    clear(row, vecs * kLanes);
-    return;
+/// A row has seen a score of `max`: what it has added up becomes relative to that.
+void rescale_row(float max, float* out, std::int64_t padded, float* sum, float& largest) {
+  const Vec factor = exp_of(Vec(largest - max));
+  for (std::int64_t i = 0; i < padded; i += kLanes)
+    store(out + i, load(out + i, kLanes) * factor, kLanes);
+  store(sum, load(sum, kLanes) * factor, kLanes);
+  largest = max;
+}
+
+/// Scores of n rows, times `factor`, of which `largest` are each row's largest, become
+/// probabilities relative to the new maxima. A row of which no key is visible yet has 0.
+void softmax_rows(float* scores, std::int64_t n, int vecs, float factor, const float* largest,
+                  const RowStates& rows) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (largest[i] > rows.max[i])
+      rescale_row(largest[i], rows.out + i * rows.padded, rows.padded, rows.sum + i * kLanes,
+                  rows.max[i]);
   }
-  Vec sum(0.0F);
-  for (int j = 0; j < vecs; ++j) {
-    const Vec p = exp_of(load(row + j * kLanes, kLanes) - Vec(new_max));
-    store(row + j * kLanes, p, kLanes);
-    sum = sum + p;
-  }
-  if (new_max != state.max) {
-    const Vec factor = exp_of(Vec(state.max - new_max));
-    for (std::int64_t i = 0; i < padded; i += kLanes) {
-      store(state.out + i, load(state.out + i, kLanes) * factor, kLanes);
+  const Vec by(factor);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Vec less(rows.max[i] == kMasked ? 0.0F : -rows.max[i]);
+    Vec sum = load(rows.sum + i * kLanes, kLanes);
+    float* row = scores + i * kTile;
+    for (int j = 0; j < vecs; ++j) {
+      const Vec p = exp_of(fmadd(load(row + j * kLanes, kLanes), by, less));
+      store(row + j * kLanes, p, kLanes);
+      sum = sum + p;
     }
-    float lane[kLanes];
-    store(lane, factor, kLanes);
-    state.sum *= lane[0];
-    state.max = new_max;
+    store(rows.sum + i * kLanes, sum, kLanes);
   }
-  state.sum += sum_of(sum);
 }
 
 void drop_row(const TileDropout& drop, std::int64_t t, std::int64_t s, std::int64_t n, float* row) {
@@ -163,24 +130,45 @@ void drop_row(const TileDropout& drop, std::int64_t t, std::int64_t s, std::int6
   for (std::int64_t i = 0; i < n; ++i) row[i] *= factors[i];
 }
 
+/// `count` words behind what is taken of scratch, each of which has room for a float.
+template <typename Word>
+Word* take(float*& scratch, std::int64_t count) {
+  static_assert(sizeof(Word) == sizeof(float));
+  auto* const taken = reinterpret_cast<Word*>(scratch);
+  scratch += count;
+  return taken;
+}
+
 /// What a forward unit works in: rows of Dp and Ep columns for its queries, and a tile of keys.
+/// Rows of operands on the left have words of columns.
+template <typename O>
 struct ForwardScratch {
+  using Word = typename O::Word;
   ForwardScratch(const AttentionShape& shape, float* scratch)
       : dims(padded_dims(shape)),
-        q(scratch),
-        out(q + kQueryChunk * dims.q),
-        max(out + kQueryChunk * dims.v),
-        sum(max + kQueryChunk),
-        k_turned(sum + kQueryChunk),
-        v(k_turned + kTile * dims.q),
-        scores(v + kTile * dims.wider()) {}
+        q_ld(dims.q / O::kOfWord),
+        q(take<Word>(scratch, kQueryChunk * q_ld)),
+        out(take<float>(scratch, kQueryChunk * dims.v)),
+        max(take<float>(scratch, kQueryChunk)),
+        sum(take<float>(scratch, kQueryChunk * kLanes)),
+        k_turned(take<Word>(scratch, kTile * q_ld)),
+        v(take<Word>(scratch, kTile * dims.wider())),
+        scores(take<float>(scratch, kBlockRows * kTile)),
+        p(take<Word>(scratch, kBlockRows * kTile)) {}
 
-  PaddedDims dims;   // Dp, Ep
-  float *q, *out;    // (256, Dp), (256, Ep)
-  float *max, *sum;  // of each row
-  float* k_turned;   // (Dp, 64)
-  float* v;          // (64, Ep); holds the keys before they are transposed
-  float* scores;
+  RowStates rows_from(std::int64_t i) const {
+    return {out + i * dims.v, dims.v, max + i, sum + i * kLanes};
+  }
+
+  PaddedDims dims;  // Dp, Ep
+  std::int64_t q_ld;
+  Word* q;           // (256, Dp)
+  float* out;        // (256, Ep)
+  float *max, *sum;  // of each row, (256), (256, 16)
+  Word* k_turned;    // (Dp, 64)
+  Word* v;           // (64, Ep); holds the keys before they are transposed
+  float* scores;     // of a block of rows, (6, 64)
+  Word* p;           // what becomes of them
 };
 
 /// Keys of one document that are packed, and the queries that may see them.
@@ -191,8 +179,9 @@ struct ForwardTile {
 };
 
 /// What `n` rows from row i on, a block at most, get of a tile.
+template <typename O>
 void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile& tile,
-                  std::int64_t i, std::int64_t n, const ForwardScratch& x) {
+                  std::int64_t i, std::int64_t n, const ForwardScratch<O>& x) {
   const std::int64_t query = tile.first_query + i;
   const auto seen_by = [&](std::int64_t row) {
     return tile.sight.keys_of(query + row, tile.of_document);
@@ -202,24 +191,32 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
   const std::int64_t right = at_most(tile.keys.count(), seen_by(n - 1).end - tile.keys.begin);
   const std::int64_t first_key = tile.keys.begin + left;
   const int vecs = static_cast<int>(ceil_div(right - left, kLanes));
-  tile_product(n, vecs, a.shape.head_dim, {x.q + i * x.dims.q, x.dims.q, 1},
-               {x.k_turned + left, kTile}, {x.scores, kTile}, Write::overwrite);
+  O::multiply(n, vecs, a.shape.head_dim, {x.q + i * x.q_ld, x.q_ld, 1}, {x.k_turned + left, kTile},
+              {x.scores, kTile}, Write::overwrite);
+  const float scale = O::scale_after(a.shape.scale), cap = a.shape.soft_cap,
+              factor = cap > 0 ? 1.0F : scale;
+  float largest[kBlockRows];
   for (std::int64_t j = 0; j < n; ++j) {
     float* row = x.scores + j * kTile;
     const Range seen = seen_by(j);
-    if (a.shape.soft_cap > 0) cap_row(row, vecs, a.shape.soft_cap, nullptr);
+    if (cap > 0) cap_row(row, vecs, scale, cap, nullptr);
     mask_row(row, {seen.begin - first_key, seen.end - first_key}, vecs);
-    softmax_row(row, vecs, x.dims.v, {x.out + (i + j) * x.dims.v, x.max[i + j], x.sum[i + j]});
-    if (drop) drop_row(drop, query + j, first_key, right - left, row);
+    largest[j] = largest_of(row, vecs) * factor;
   }
-  tile_product(n, static_cast<int>(x.dims.v / kLanes), right - left, {x.scores, kTile, 1},
-               {x.v + left * x.dims.v, x.dims.v}, {x.out + i * x.dims.v, x.dims.v}, Write::add);
+  softmax_rows(x.scores, n, vecs, factor, largest, x.rows_from(i));
+  for (std::int64_t j = 0; drop && j < n; ++j)
+    drop_row(drop, query + j, first_key, right - left, x.scores + j * kTile);
+  O::multiply(
+      n, static_cast<int>(x.dims.v / kLanes), right - left, O::rows_as_left(x.scores, n, vecs, x.p),
+      {x.v + left / O::kOfWord * x.dims.v, x.dims.v}, {x.out + i * x.dims.v, x.dims.v}, Write::add);
 }
 
 /// What `rows` of a unit, whose queries are of one document, get of its keys. Tiles of keys begin
 /// where the document does, so that its results do not depend on where it lies.
+template <typename O>
 void forward_document(const Attention& a, const TileDropout& drop, const AttentionUnit& unit,
-                      const SampleKeys& of, Range rows, Range document, const ForwardScratch& x) {
+                      const SampleKeys& of, Range rows, Range document,
+                      const ForwardScratch<O>& x) {
   const std::int64_t dim = a.shape.head_dim, kv_head = a.shape.kv_head_of(unit.head);
   const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.part.tokens);
   const Range of_document = drop.part.keys_of(document);
@@ -232,9 +229,9 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
     const ForwardTile tile{
         sight, of_document, {s, at_most(s + kTile, of_document.end)}, first_query};
     const std::int64_t count = tile.keys.count();
-    pack({&a.k, of.sample, s, count, kv_head, dim}, 1.0F, x.v, x.dims.q);
-    pack_transposed(x.v, count, dim, x.dims.q, x.k_turned);
-    pack({&a.v, of.sample, s, count, kv_head, a.shape.values()}, 1.0F, x.v, x.dims.v);
+    O::pack_left({&a.k, of.sample, s, count, kv_head, dim}, 1.0F, x.v, x.q_ld);
+    O::turn(x.v, count, dim, x.q_ld, x.k_turned);
+    O::pack_right({&a.v, of.sample, s, count, kv_head, a.shape.values()}, 1.0F, x.v, x.dims.v);
     const Range queries = sight.queries_of(tile.keys, document);
     const std::int64_t end = at_most(rows.end, queries.end - first_query);
     for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
@@ -298,7 +295,7 @@ void add_values(const HeadRows& v, const float* p, float* out) {
 
 /// A single query, as a sequence that is generated has them: keys and values are read once, from
 /// where they are, and not packed for others.
-void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardScratch& x) {
+void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardScratch<Floats>& x) {
   const SampleKeys of(a, unit.sample);
   const KeyPart& part = of.part;
   const std::int64_t query = of.first_query, dim = a.shape.head_dim,
@@ -312,16 +309,18 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
     const int vecs = static_cast<int>(ceil_div(count, kLanes));
     score_keys({&a.k, of.sample, s, count, kv_head, dim}, x.q, x.scores);
     for (std::int64_t t = count; t < vecs * kLanes; ++t) x.scores[t] = 0;
-    if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, a.shape.soft_cap, nullptr);
+    if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, 1.0F, a.shape.soft_cap, nullptr);
     mask_row(x.scores, {0, count}, vecs);
-    softmax_row(x.scores, vecs, x.dims.v, {x.out, x.max[0], x.sum[0]});
+    const float largest = largest_of(x.scores, vecs);
+    softmax_rows(x.scores, 1, vecs, 1.0F, &largest, x.rows_from(0));
     add_values({&a.v, of.sample, s, count, kv_head, a.shape.values()}, x.scores, x.out);
   }
 }
 
 /// All queries of a unit, document by document.
+template <typename O>
 void forward_queries(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
-                     const ForwardScratch& x) {
+                     const ForwardScratch<O>& x) {
   const SampleKeys of(a, unit.sample);
   const std::int64_t rows = unit.t.count(), first_query = of.first_query + unit.t.begin;
   const TileDropout drop{a.dropout, rule, unit.sample, unit.head, of.part};
@@ -335,30 +334,39 @@ void forward_queries(const Attention& a, const DropoutRule& rule, const Attentio
   }
 }
 
-}  // namespace
-
-void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
-               float* scratch) {
+/// Outputs and lse of a unit, of which `each` makes what its queries get of all keys.
+template <typename O, typename F>
+void forward_unit(const Attention& a, const AttentionUnit& unit, float* scratch, F&& each) {
   const std::int64_t queries = a.q.shape[1], rows = unit.t.count();
-  const ForwardScratch x(a.shape, scratch);
-  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, a.shape.head_dim}, a.shape.scale, x.q,
-       x.dims.q);
+  const ForwardScratch<O> x(a.shape, scratch);
+  O::pack_left({&a.q, unit.sample, unit.t.begin, rows, unit.head, a.shape.head_dim},
+               O::scale_before(a.shape.scale), x.q, x.q_ld);
   clear(x.out, rows * x.dims.v);
-  for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked, x.sum[i] = 0;
-
-  if (queries == 1 && a.dropout.p == 0) {
-    forward_query(a, unit, x);
-  } else {
-    forward_queries(a, rule, unit, x);
-  }
+  clear(x.sum, rows * kLanes);
+  for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked;
+  each(x);
   for (std::int64_t i = 0; i < rows; ++i) {
-    unpack(x.out + i * x.dims.v, x.dims.v, x.sum[i] > 0 ? 1.0F / x.sum[i] : 0.0F,
+    const float sum = x.sum[i] = sum_of(load(x.sum + i * kLanes, kLanes));
+    unpack(x.out + i * x.dims.v, x.dims.v, sum > 0 ? 1.0F / sum : 0.0F,
            {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, a.shape.values()});
   }
   if (a.lse.data == nullptr) return;
   float* lse = reinterpret_cast<float*>(a.lse.data) +
                (unit.sample * a.shape.heads + unit.head) * queries + unit.t.begin;
   for (std::int64_t i = 0; i < rows; ++i) lse[i] = x.max[i] + std::log(x.sum[i]);
+}
+
+}  // namespace
+
+void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
+               float* scratch) {
+  if (a.q.shape[1] == 1 && a.dropout.p == 0) {
+    return forward_unit<Floats>(a, unit, scratch,
+                                [&](const auto& x) { forward_query(a, unit, x); });
+  }
+  with_operands(a.q.type, [&]<typename O>() {
+    forward_unit<O>(a, unit, scratch, [&](const auto& x) { forward_queries(a, rule, unit, x); });
+  });
 }
 
 namespace {
@@ -382,18 +390,20 @@ void row_products(const HeadRows& out, const HeadRows& d_out, float* delta) {
 /// What one row of a backward tile is about.
 struct BackwardRow {
   Range seen;  // columns
-  float soft_cap, lse, delta;
+  float factor, soft_cap, lse, delta;
   const float* factors;  // of dropout, or null
 };
 
 /// One row of the tile: scores become probabilities (dropped ones 0), and `d` of them becomes d of
 /// the scores.
 void backward_row(float* p, float* d, int vecs, const BackwardRow& row) {
+  if (vecs <= 0) return;
   float slopes[kTile];
-  if (row.soft_cap > 0) cap_row(p, vecs, row.soft_cap, slopes);
+  if (row.soft_cap > 0) cap_row(p, vecs, row.factor, row.soft_cap, slopes);
   mask_row(p, row.seen, vecs);
+  const Vec by(row.soft_cap > 0 ? 1.0F : row.factor), less(-row.lse);
   for (int j = 0; j < vecs; ++j) {
-    const Vec probability = exp_of(load(p + j * kLanes, kLanes) - Vec(row.lse));
+    const Vec probability = exp_of(fmadd(load(p + j * kLanes, kLanes), by, less));
     Vec gradient = load(d + j * kLanes, kLanes);
     Vec used = probability;
     if (row.factors != nullptr) {
@@ -408,31 +418,42 @@ void backward_row(float* p, float* d, int vecs, const BackwardRow& row) {
   }
 }
 
-/// What the backward of a kv head works in, Dp or Ep columns a row.
+/// What the backward of a kv head works in, Dp or Ep columns a row. Rows of operands on the left
+/// have words of columns.
+template <typename O>
 struct BackwardScratch {
+  using Word = typename O::Word;
   BackwardScratch(const AttentionShape& shape, std::int64_t heads, std::int64_t tokens,
                   float* scratch)
       : dims(padded_dims(shape)),
-        delta(scratch),
-        d_q(delta + round_up(heads * tokens, kLanes)),
-        k(d_q + heads * tokens * dims.q),
-        k_turned(k + kTile * dims.wider()),
-        v_turned(k_turned + kTile * dims.q),
-        d_k(v_turned + kTile * dims.v),
-        d_v(d_k + kTile * dims.q),
-        q(d_v + kTile * dims.v),
-        d_out(q + kTile * dims.q),
-        p(d_out + kTile * dims.v),
-        d_p(p + kTile * kTile) {}
+        q_ld(dims.q / O::kOfWord),
+        v_ld(dims.v / O::kOfWord),
+        delta(take<float>(scratch, round_up(heads * tokens, kLanes))),
+        d_q(take<float>(scratch, heads * tokens * dims.q)),
+        k(take<Word>(scratch, kTile * dims.wider())),
+        k_turned(take<Word>(scratch, kTile * dims.q)),
+        v_turned(take<Word>(scratch, kTile * dims.v)),
+        d_k(take<float>(scratch, kTile * dims.q)),
+        d_v(take<float>(scratch, kTile * dims.v)),
+        q(take<Word>(scratch, kTile * dims.q)),
+        d_out(take<Word>(scratch, kTile * dims.v)),
+        q_right(O::kOfWord == 1 ? q : q + kTile * q_ld),
+        d_out_right(O::kOfWord == 1 ? d_out : d_out + kTile * v_ld),
+        p(take<float>(scratch, kTile * kTile)),
+        d_p(take<float>(scratch, kTile * kTile)),
+        words(take<Word>(scratch, kTile * kTile / 2)) {}
 
-  PaddedDims dims;             // Dp, Ep
-  float* delta;                // (heads, T)
-  float* d_q;                  // (heads, T, Dp)
-  float* k;                    // (64, Dp); holds the values before they are transposed
-  float *k_turned, *v_turned;  // (Dp, 64), (Ep, 64)
-  float *d_k, *d_v;            // (64, Dp), (64, Ep), of the same keys
-  float *q, *d_out;            // (64, Dp), (64, Ep)
-  float *p, *d_p;              // (64, 64): scores, then probabilities; their gradients
+  PaddedDims dims;              // Dp, Ep
+  std::int64_t q_ld, v_ld;      // words of their columns
+  float* delta;                 // (heads, T)
+  float* d_q;                   // (heads, T, Dp)
+  Word* k;                      // (64, Dp), on the right; holds others before they are transposed
+  Word *k_turned, *v_turned;    // (Dp, 64), (Ep, 64)
+  float *d_k, *d_v;             // (64, Dp), (64, Ep), of the same keys
+  Word *q, *d_out;              // (64, Dp), (64, Ep), on the left
+  Word *q_right, *d_out_right;  // and on the right, where these are others
+  float *p, *d_p;               // (64, 64): scores, then probabilities; their gradients
+  Word* words;                  // what becomes of them
 };
 
 /// What the backward knows and makes of all queries of one head, which are T from token `first` on.
@@ -443,56 +464,145 @@ struct HeadBackward {
 };
 
 /// Takes keys and values and clears their gradients.
+template <typename O>
 void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
-                const BackwardScratch& x) {
+                const BackwardScratch<O>& x) {
   const std::int64_t dim = a.shape.head_dim, values = a.shape.values(), s = keys.begin,
                      count = keys.count();
-  pack({&a.v, unit.sample, s, count, unit.kv_head, values}, 1.0F, x.k, x.dims.v);
-  pack_transposed(x.k, count, values, x.dims.v, x.v_turned);
-  pack({&a.k, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.dims.q);
-  pack_transposed(x.k, count, dim, x.dims.q, x.k_turned);
+  const HeadRows v{&a.v, unit.sample, s, count, unit.kv_head, values},
+      k{&a.k, unit.sample, s, count, unit.kv_head, dim};
+  O::pack_left(v, 1.0F, x.k, x.v_ld);
+  O::turn(x.k, count, values, x.v_ld, x.v_turned);
+  O::pack_left(k, 1.0F, x.k, x.q_ld);
+  O::turn(x.k, count, dim, x.q_ld, x.k_turned);
+  O::pack_right(k, 1.0F, x.k, x.dims.q);
   clear(x.d_k, count * x.dims.q);
   clear(x.d_v, count * x.dims.v);
 }
 
-/// Adds to d_q, d_k and d_v what the queries of these tokens and keys, of one head and document,
-/// give (Dao 2023, FlashAttention-2, the inner loop of algorithm 2).
-void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
-                   Range document, Range queries, Range keys, const BackwardScratch& x) {
-  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.part.tokens);
-  const std::int64_t dim = a.shape.head_dim, values = a.shape.values();
-  const auto [q_ld, v_ld] = x.dims;
-  const std::int64_t t = queries.begin - head.first, rows = queries.count(), count = keys.count();
-  const int vecs = static_cast<int>(q_ld / kLanes), value_vecs = static_cast<int>(v_ld / kLanes);
-  const int key_vecs = static_cast<int>(ceil_div(count, kLanes));
-  pack({&a.q, drop.sample, t, rows, drop.head, dim}, a.shape.scale, x.q, q_ld);
-  pack({&a.d_out, drop.sample, t, rows, drop.head, values}, 1.0F, x.d_out, v_ld);
-  tile_product(rows, key_vecs, dim, {x.q, q_ld, 1}, {x.k_turned, kTile}, {x.p, kTile},
-               Write::overwrite);
-  tile_product(rows, key_vecs, values, {x.d_out, v_ld, 1}, {x.v_turned, kTile}, {x.d_p, kTile},
-               Write::overwrite);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    float factors[kTile] = {};
-    if (drop) drop.factors(queries.begin + i, keys.begin, count, factors);
-    const Range seen = sight.keys_of(queries.begin + i, document);
-    backward_row(x.p + i * kTile, x.d_p + i * kTile, key_vecs,
-                 {.seen = {seen.begin - keys.begin, at_most(count, seen.end - keys.begin)},
-                  .soft_cap = a.shape.soft_cap,
-                  .lse = head.lse[t + i] == kMasked ? 0 : head.lse[t + i],  // of no key at all
-                  .delta = head.delta[t + i],
-                  .factors = drop ? factors : nullptr});
+/// A tile of queries and keys, of one document, and which of them see each other. Rows are those of
+/// queries, columns those of keys, counted from the first of the tile.
+struct BackwardTile {
+  Sight sight;
+  Range document, queries, keys;
+
+  std::int64_t rows() const { return queries.count(); }
+  std::int64_t columns() const { return keys.count(); }
+  /// Columns that any of some rows sees, from the vector of the first of them on.
+  Range seen_by(Range of) const {
+    const Range seen =
+        sight.keys_of(Range{queries.begin + of.begin, queries.begin + of.end}, document);
+    return {at_least(seen.begin - keys.begin, 0) / kLanes * kLanes,
+            at_most(columns(), seen.end - keys.begin)};
   }
-  tile_product(count, value_vecs, rows, {x.p, 1, kTile}, {x.d_out, v_ld}, {x.d_v, v_ld},
-               Write::add);
-  tile_product(count, vecs, rows, {x.d_p, 1, kTile}, {x.q, q_ld}, {x.d_k, q_ld}, Write::add);
-  tile_product(rows, vecs, count, {x.d_p, kTile, 1}, {x.k, q_ld}, {head.d_q + t * q_ld, q_ld},
-               Write::add);
+  /// Rows that see any of some columns, from the pair of the first of them on.
+  Range that_see(Range of) const {
+    const Range see = sight.queries_of(Range{keys.begin + of.begin, keys.begin + of.end}, document);
+    return {at_least(see.begin - queries.begin, 0) / 2 * 2,
+            at_most(rows(), see.end - queries.begin)};
+  }
+};
+
+/// f(range) for a tile's rows or columns, as many at once as a block of a product has rows.
+template <typename F>
+TESSERA_INLINE void for_blocks(std::int64_t count, F&& f) {
+  for (std::int64_t i = 0; i < count; i += kBlockRows) f(Range{i, at_most(count, i + kBlockRows)});
+}
+
+/// Probabilities and gradients of scores, in x.p and x.d_p; 0 of what is not seen.
+template <typename O>
+void backward_scores(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
+                     const BackwardTile& tile, const BackwardScratch<O>& x) {
+  using Word = typename O::Word;
+  const std::int64_t t = tile.queries.begin - head.first;
+  const int whole = static_cast<int>(ceil_div(tile.columns(), kLanes));
+  const auto vecs_of = [](Range seen) {
+    return static_cast<int>(ceil_div(at_least(seen.end - seen.begin, 0), kLanes));
+  };
+  const auto multiply = [&](std::int64_t depth, const Word* left, std::int64_t ld,
+                            const Word* turned, float* to) {
+    for_blocks(tile.rows(), [&](Range rows) {
+      const Range seen = tile.seen_by(rows);
+      if (vecs_of(seen) < whole) clear(to + rows.begin * kTile, rows.count() * kTile);
+      O::multiply(rows.count(), vecs_of(seen), depth, {left + rows.begin * ld, ld, 1},
+                  {turned + seen.begin, kTile}, {to + rows.begin * kTile + seen.begin, kTile},
+                  Write::overwrite);
+    });
+  };
+  multiply(a.shape.head_dim, x.q, x.q_ld, x.k_turned, x.p);
+  multiply(a.shape.values(), x.d_out, x.v_ld, x.v_turned, x.d_p);
+  for_blocks(tile.rows(), [&](Range rows) {
+    const Range seen = tile.seen_by(rows);
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+      const std::int64_t query = tile.queries.begin + i, first = tile.keys.begin + seen.begin;
+      float factors[kTile];
+      if (drop && vecs_of(seen) > 0) {
+        clear(factors, kTile);
+        drop.factors(query, first, seen.count(), factors);
+      }
+      const Range of_row = tile.sight.keys_of(query, tile.document);
+      const std::int64_t place = i * kTile + seen.begin;
+      backward_row(x.p + place, x.d_p + place, vecs_of(seen),
+                   {.seen = {of_row.begin - first, at_most(seen.count(), of_row.end - first)},
+                    .factor = O::scale_after(a.shape.scale),
+                    .soft_cap = a.shape.soft_cap,
+                    .lse = head.lse[t + i] == kMasked ? 0 : head.lse[t + i],  // of no key at all
+                    .delta = head.delta[t + i],
+                    .factors = drop ? factors : nullptr});
+    }
+  });
+}
+
+/// Adds to d_q, d_k and d_v what a tile gives (Dao 2023, FlashAttention-2, the inner loop of
+/// algorithm 2).
+template <typename O>
+void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
+                   const BackwardTile& tile, const BackwardScratch<O>& x) {
+  using Word = typename O::Word;
+  const std::int64_t t = tile.queries.begin - head.first, rows = tile.rows();
+  const int vecs = static_cast<int>(x.dims.q / kLanes),
+            value_vecs = static_cast<int>(x.dims.v / kLanes),
+            key_vecs = static_cast<int>(ceil_div(tile.columns(), kLanes));
+  const HeadRows q{&a.q, drop.sample, t, rows, drop.head, a.shape.head_dim},
+      d_out{&a.d_out, drop.sample, t, rows, drop.head, a.shape.values()};
+  const float scale = O::scale_before(a.shape.scale);
+  O::pack_left(q, scale, x.q, x.q_ld);
+  O::pack_left(d_out, 1.0F, x.d_out, x.v_ld);
+  if (O::kRounds) {
+    O::pack_right(q, scale, x.q_right, x.dims.q);
+    O::pack_right(d_out, 1.0F, x.d_out_right, x.dims.v);
+  }
+  backward_scores(a, drop, head, tile, x);
+  // Of each column, with the rows of `right`.
+  const auto add_columns = [&](const TileA<Word>& left, const Word* right, std::int64_t ld, int n,
+                               float* to) {
+    for_blocks(tile.columns(), [&](Range columns) {
+      const Range see = tile.that_see(columns);
+      const std::int64_t first = see.begin / O::kOfWord;
+      O::multiply(columns.count(), n, see.end - see.begin,
+                  {left.data + columns.begin * left.row + first * left.step, left.row, left.step},
+                  {right + first * ld, ld}, {to + columns.begin * ld, ld}, Write::add);
+    });
+  };
+  add_columns(O::columns_as_left(x.p, rows, key_vecs, x.words), x.d_out_right, x.dims.v, value_vecs,
+              x.d_v);
+  const TileA<Word> by_row = O::rows_as_left(x.d_p, rows, key_vecs, x.words);
+  for_blocks(rows, [&](Range of) {
+    const Range seen = tile.seen_by(of);
+    const std::int64_t first = seen.begin / O::kOfWord;
+    O::multiply(of.count(), vecs, seen.end - seen.begin,
+                {by_row.data + of.begin * by_row.row + first, by_row.row, 1},
+                {x.k + first * x.dims.q, x.dims.q},
+                {head.d_q + (t + of.begin) * x.dims.q, x.dims.q}, Write::add);
+  });
+  add_columns(O::columns_as_left(x.d_p, rows, key_vecs, x.words), x.q_right, x.dims.q, vecs, x.d_k);
 }
 
 /// Gradients that one document's queries and keys give, in tiles that begin where it does, or where
 /// the queries do.
+template <typename O>
 void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
-                       Range document, const BackwardScratch& x) {
+                       Range document, const BackwardScratch<O>& x) {
   const KeyPart part = part_of(a);
   const std::int64_t count = a.q.shape[1], first = first_query_of(a), b = unit.sample;
   const Range heads = query_heads(a.shape, unit.kv_head), of_document = part.keys_of(document);
@@ -512,23 +622,22 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
           .d_q = x.d_q + earlier * x.dims.q};
       for (std::int64_t t = queries.begin; t < queries.end; t += kTile) {
         const std::int64_t end = at_most(at_most(t + kTile, document.end), first + count);
-        backward_tile(a, {a.dropout, rule, b, h, part}, head, document, {t, end}, keys, x);
+        backward_tile(a, {a.dropout, rule, b, h, part}, head, {sight, document, {t, end}, keys}, x);
       }
     }
-    unpack(x.d_k, x.dims.q, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, a.shape.head_dim},
-           a.write);
+    unpack(x.d_k, x.dims.q, O::scale_after(a.shape.scale),
+           {&a.d_k, b, s, keys.count(), unit.kv_head, a.shape.head_dim}, a.write);
     unpack(x.d_v, x.dims.v, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, a.shape.values()},
            a.write);
   }
 }
 
-}  // namespace
-
-void attention_backward(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
-                        float* scratch) {
+template <typename O>
+void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
+                   float* scratch) {
   const std::int64_t values = a.shape.values(), tokens = a.q.shape[1], b = unit.sample;
   const Range heads = query_heads(a.shape, unit.kv_head);
-  const BackwardScratch x(a.shape, heads.count(), tokens, scratch);
+  const BackwardScratch<O> x(a.shape, heads.count(), tokens, scratch);
   clear(x.d_q, heads.count() * tokens * x.dims.q);
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     row_products({&a.out, b, 0, tokens, h, values}, {&a.d_out, b, 0, tokens, h, values},
@@ -545,6 +654,13 @@ void attention_backward(const AttentionBackward& a, const DropoutRule& rule, con
     unpack(x.d_q + (h - heads.begin) * tokens * x.dims.q, x.dims.q, a.shape.scale,
            {&a.d_q, b, 0, tokens, h, a.shape.head_dim});
   }
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
+                        float* scratch) {
+  with_operands(a.q.type, [&]<typename O>() { backward_unit<O>(a, rule, unit, scratch); });
 }
 
 void merge_attention(const MergeAttention& a, Range rows) {

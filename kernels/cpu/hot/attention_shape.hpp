@@ -40,18 +40,20 @@ constexpr PaddedDims padded_dims(const AttentionShape& s) {
   return {round_up(s.head_dim, 16), round_up(s.values(), 16)};
 }
 
-/// Floats of scratch for a forward unit: q, out, running maximum and sum; keys, values; scores.
+/// Floats of scratch for a forward unit: q, out, running maximum and parts of the sum; keys,
+/// values; scores.
 constexpr std::int64_t attention_scratch(const AttentionShape& s) {
   const PaddedDims dims = padded_dims(s);
-  return kQueryChunk * (dims.q + dims.v + 2) + kTile * (dims.q + dims.wider()) + kTile * kTile;
+  return kQueryChunk * (dims.q + dims.v + 17) + kTile * (dims.q + dims.wider()) + kTile * kTile;
 }
 /// Floats of scratch for a backward unit of `tokens`: d_q and delta of every query head; keys
-/// twice, values, d_k, d_v, q, d_out; probabilities, their gradients.
+/// twice, values, d_k, d_v, q, d_out; probabilities, their gradients, and what of them is
+/// multiplied.
 constexpr std::int64_t attention_backward_scratch(const AttentionShape& s, std::int64_t tokens) {
   const std::int64_t group = group_of(s) < s.heads ? group_of(s) : s.heads;
   const PaddedDims dims = padded_dims(s);
   return round_up(group * tokens, 16) + group * tokens * dims.q +
-         kTile * (3 * (dims.q + dims.v) + dims.wider()) + 2 * kTile * kTile;
+         kTile * (3 * (dims.q + dims.v) + dims.wider()) + 5 * kTile * kTile / 2;
 }
 
 }  // namespace tessera::kernels

@@ -15,9 +15,9 @@ float row_max(const T* x, std::int64_t n) {
   for_vectors(
       n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         if (count == kLanes) {
-          best = max(load(x + i, count), best);
+          best = larger(load(x + i, count), best);
         } else {  // the padding's zeros must not win
-          for (std::int64_t j = i; j < n; ++j) best = max(Vec(static_cast<float>(x[j])), best);
+          for (std::int64_t j = i; j < n; ++j) best = larger(Vec(static_cast<float>(x[j])), best);
         }
       });
   return max_of(best);

@@ -1,6 +1,6 @@
-// Small matrix products on packed f32 tiles: C (+)= A B, with A's elements broadcast and B and C in
-// whole vectors. Each element of C is one chain of multiply-adds over k in order, so how a product
-// is blocked changes no bit.
+// Small matrix products on packed tiles: C (+)= A B, with A's words broadcast and B and C in whole
+// vectors. A word is a float, or a pair of bf16 that lie along the depth. Each element of C is one
+// chain of multiply-adds in an order of its own, so how a product is blocked changes no bit.
 #pragma once
 
 #include "kernels/cpu/hot/vec.hpp"
@@ -16,13 +16,18 @@ inline constexpr int kBlockRows = 6, kBlockVecs = 1;
 inline constexpr int kBlockRows = 2, kBlockVecs = 1;
 #endif
 
-/// Element (i, k) of A at data[i row + k step].
+/// Two bf16, the earlier one in the lower half.
+using Pair = std::uint32_t;
+
+/// Word (i, k) of A at data[i row + k step].
+template <typename Word>
 struct TileA {
-  const float* data;
+  const Word* data;
   std::int64_t row, step;
 };
+template <typename Word>
 struct TileB {
-  const float* data;
+  const Word* data;
   std::int64_t ld;
 };
 struct TileC {
@@ -30,60 +35,114 @@ struct TileC {
   std::int64_t ld;
 };
 
-template <int kRows, int kVecs>
-inline void tile_block(std::int64_t depth, TileA a, TileB b, TileC c, Write write) {
-  Vec sum[kRows][kVecs];
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < kVecs; ++j) {
-      sum[i][j] = write == Write::add ? load(c.data + i * c.ld + j * kLanes, kLanes) : Vec(0.0F);
-    }
-  }
-  for (std::int64_t k = 0; k < depth; ++k) {
-    Vec row[kVecs];
-    for (int j = 0; j < kVecs; ++j) row[j] = load(b.data + k * b.ld + j * kLanes, kLanes);
+/// In which order words of the depth are added: as they come, or the later one of two first, in
+/// which the processor adds products of pairs. Then the depth is even.
+enum class Chain : std::uint8_t { forward, swapped };
+
+/// What a block of C is made of: words that are floats. A function of its own has all registers; by
+/// reference, so that no processor waits for what it has just written in parts.
+template <Chain kChain>
+struct FloatBlocks {
+  template <int kRows, int kVecs>
+  [[gnu::noinline]] static void block(std::int64_t depth, const TileA<float>& a, TileB<float> b,
+                                      TileC c, Write write) {
+    Vec sum[kRows][kVecs];
     for (int i = 0; i < kRows; ++i) {
-      const Vec factor(a.data[i * a.row + k * a.step]);
-      for (int j = 0; j < kVecs; ++j) sum[i][j] = fmadd(factor, row[j], sum[i][j]);
+      for (int j = 0; j < kVecs; ++j) {
+        sum[i][j] = write == Write::add ? load(c.data + i * c.ld + j * kLanes, kLanes) : Vec(0.0F);
+      }
+    }
+    for (std::int64_t k = 0; k < depth; ++k) {
+      const std::int64_t at = kChain == Chain::swapped ? k ^ 1 : k;
+      Vec row[kVecs];
+      for (int j = 0; j < kVecs; ++j) row[j] = load(b.data + at * b.ld + j * kLanes, kLanes);
+      for (int i = 0; i < kRows; ++i) {
+        const Vec factor(a.data[i * a.row + at * a.step]);
+        for (int j = 0; j < kVecs; ++j) sum[i][j] = fmadd(factor, row[j], sum[i][j]);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kVecs; ++j) store(c.data + i * c.ld + j * kLanes, sum[i][j], kLanes);
     }
   }
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < kVecs; ++j) store(c.data + i * c.ld + j * kLanes, sum[i][j], kLanes);
-  }
+};
+
+#ifdef __AVX512F__
+#define TESSERA_PAIRS 1
+/// For what only some processors with AVX-512 have.
+#define TESSERA_PAIR_INSTRUCTIONS [[gnu::target("avx512bf16")]]
+
+/// Whether this one has it.
+inline bool multiplies_pairs() {
+  static const bool yes = __builtin_cpu_supports("avx512bf16") != 0;
+  return yes;
 }
 
-template <int kRows>
-inline void tile_rows(int vecs, std::int64_t depth, TileA a, TileB b, TileC c, Write write) {
+/// Words that are pairs. The processor multiplies and adds the later element first, then the
+/// earlier one, each rounded as by fmadd; what is below the smallest normal number is 0 to it.
+struct PairBlocks {
+  template <int kRows, int kVecs>
+  TESSERA_PAIR_INSTRUCTIONS static void block(std::int64_t depth, const TileA<Pair>& a,
+                                              TileB<Pair> b, TileC c, Write write) {
+    __m512 sum[kRows][kVecs];
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kVecs; ++j) {
+        sum[i][j] = write == Write::add ? _mm512_loadu_ps(c.data + i * c.ld + j * kLanes)
+                                        : _mm512_setzero_ps();
+      }
+    }
+    for (std::int64_t k = 0; k < depth; ++k) {
+      __m512bh row[kVecs];
+      for (int j = 0; j < kVecs; ++j)
+        row[j] = (__m512bh)_mm512_loadu_si512(b.data + k * b.ld + j * kLanes);
+      for (int i = 0; i < kRows; ++i) {
+        const auto factor =
+            (__m512bh)_mm512_set1_epi32(static_cast<int>(a.data[i * a.row + k * a.step]));
+        for (int j = 0; j < kVecs; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], factor, row[j]);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kVecs; ++j) _mm512_storeu_ps(c.data + i * c.ld + j * kLanes, sum[i][j]);
+    }
+  }
+};
+#endif
+
+template <typename Blocks, int kRows, typename Word>
+inline void tile_rows(int vecs, std::int64_t depth, TileA<Word> a, TileB<Word> b, TileC c,
+                      Write write) {
   for (; vecs >= kBlockVecs; vecs -= kBlockVecs) {
-    tile_block<kRows, kBlockVecs>(depth, a, b, c, write);
+    Blocks::template block<kRows, kBlockVecs>(depth, a, b, c, write);
     b.data += kBlockVecs * kLanes, c.data += kBlockVecs * kLanes;
   }
   for (; vecs > 0; --vecs) {
-    tile_block<kRows, 1>(depth, a, b, c, write);
+    Blocks::template block<kRows, 1>(depth, a, b, c, write);
     b.data += kLanes, c.data += kLanes;
   }
 }
 
 /// The last rows, fewer than a block of `kRows` + 1.
-template <int kRows>
-inline void tile_rest(std::int64_t rows, int vecs, std::int64_t depth, TileA a, TileB b, TileC c,
-                      Write write) {
+template <typename Blocks, int kRows, typename Word>
+inline void tile_rest(std::int64_t rows, int vecs, std::int64_t depth, TileA<Word> a, TileB<Word> b,
+                      TileC c, Write write) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      tile_rows<kRows>(vecs, depth, a, b, c, write);
+      tile_rows<Blocks, kRows>(vecs, depth, a, b, c, write);
     } else {
-      tile_rest<kRows - 1>(rows, vecs, depth, a, b, c, write);
+      tile_rest<Blocks, kRows - 1>(rows, vecs, depth, a, b, c, write);
     }
   }
 }
 
-/// C (+)= A B for C of `rows` x 16 `vecs`.
-inline void tile_product(std::int64_t rows, int vecs, std::int64_t depth, TileA a, TileB b, TileC c,
-                         Write write) {
+/// C (+)= A B for C of `rows` x 16 `vecs`, over `depth` words.
+template <typename Blocks, typename Word>
+inline void tile_product(std::int64_t rows, int vecs, std::int64_t depth, TileA<Word> a,
+                         TileB<Word> b, TileC c, Write write) {
   for (; rows >= kBlockRows; rows -= kBlockRows) {
-    tile_rows<kBlockRows>(vecs, depth, a, b, c, write);
+    tile_rows<Blocks, kBlockRows>(vecs, depth, a, b, c, write);
     a.data += kBlockRows * a.row, c.data += kBlockRows * c.ld;
   }
-  tile_rest<kBlockRows - 1>(rows, vecs, depth, a, b, c, write);
+  tile_rest<Blocks, kBlockRows - 1>(rows, vecs, depth, a, b, c, write);
 }
 
 }  // namespace tessera::kernels::TESSERA_ISA

@@ -74,7 +74,28 @@ TESSERA_INLINE Vec select(const Mask& take_a, const Vec& a, const Vec& b) {
   for (int i = 0; i < kParts; ++i) r.part[i] = take_a.part[i] ? a.part[i] : b.part[i];
   return r;
 }
-TESSERA_INLINE Vec max(const Vec& a, const Vec& b) { return select(a > b, a, b); }
+#if defined(__AVX512F__)
+#define TESSERA_VEC_EXTREME(name, op, of_register)                           \
+  TESSERA_INLINE Vec name(const Vec& a, const Vec& b) {                      \
+    Vec r;                                                                   \
+    r.part[0] = _mm512_maskz_##of_register(kAllLanes, a.part[0], b.part[0]); \
+    return r;                                                                \
+  }
+#elif defined(__AVX2__)
+#define TESSERA_VEC_EXTREME(name, op, of_register)                                           \
+  TESSERA_INLINE Vec name(const Vec& a, const Vec& b) {                                      \
+    Vec r;                                                                                   \
+    for (int i = 0; i < kParts; ++i) r.part[i] = _mm256_##of_register(a.part[i], b.part[i]); \
+    return r;                                                                                \
+  }
+#else
+#define TESSERA_VEC_EXTREME(name, op, of_register) \
+  TESSERA_INLINE Vec name(const Vec& a, const Vec& b) { return select(a op b, a, b); }
+#endif
+/// a > b ? a : b, and a < b ? a : b: of what is no number, b.
+TESSERA_VEC_EXTREME(larger, >, max_ps)
+TESSERA_VEC_EXTREME(smaller, <, min_ps)
+#undef TESSERA_VEC_EXTREME
 
 TESSERA_INLINE Vec fmadd(const Vec& a, const Vec& b, const Vec& c) {
   Vec r;
@@ -113,6 +134,14 @@ TESSERA_INLINE Vec power_of_two(const Vec& n) {
   }
   return r;
 }
+
+#ifdef __AVX512F__
+TESSERA_INLINE Vec times_power_of_two(const Vec& x, const Vec& n) {
+  Vec r;
+  r.part[0] = _mm512_maskz_scalef_ps(kAllLanes, x.part[0], n.part[0]);
+  return r;
+}
+#endif
 
 TESSERA_INLINE Vec rounded_at_random(const Vec& x, const Vec& key, std::uint32_t salt) {
   Vec r;

@@ -21,8 +21,9 @@ struct Case {
   std::int64_t first_token() const { return first < 0 ? keys - queries : first; }
 };
 /// What happens to probabilities and gradients of scores before they are multiplied by rows of v or
-/// of others: nothing on a CPU; on a GPU they are rounded to the operands' type, which has its
-/// relative error and, for f16, denormals. cuDNN also rounds each query head's gradients of keys
+/// of others: they are rounded to the operands' type, but those of f16 on a CPU are not. That type
+/// has its relative error and, for f16, denormals; of bf16 what is below 0x1p-126 may be taken for
+/// 0. cuDNN also rounds each query head's gradients of keys
 /// and values that heads share, before it adds them up.
 struct ScoreRounding {
   double relative = 0, absolute = 0;
@@ -38,15 +39,21 @@ inline std::vector<SumOrder> orders() {
 
 inline void for_attention_devices(
     const std::function<void(Device&, DType, const ScoreRounding&)>& f) {
-  if (gpu() != Gpu::real)
-    for_cpu_devices_and_types([&](Device& device, DType type) { f(device, type, {}); });
+  const auto rounded = [](DType type, bool of_heads) -> ScoreRounding {
+    if (type == DType::f32) return {};
+    // 1.01: of what is already in error.
+    return {1.01 * roundoff(type), type == DType::bf16 ? 0x1p-126 : write_error(type, 0), of_heads};
+  };
+  if (gpu() != Gpu::real) {
+    for_cpu_devices_and_types([&](Device& device, DType type) {
+      f(device, type, type == DType::bf16 ? rounded(type, false) : ScoreRounding{});
+    });
+  }
   if (gpu() == Gpu::none) return;
   const auto device = tessera::test::make_cuda_test_device();
   for (DType type : gpu_types()) {
     SCOPED_TRACE(fmt::format("CUDA {}", to_string(type)));
-    // 1.01: of what is already in error.
-    const ScoreRounding rounded{1.01 * roundoff(type), write_error(type, 0), gpu() == Gpu::real};
-    f(*device, type, type == DType::f32 ? ScoreRounding{} : rounded);
+    f(*device, type, rounded(type, gpu() == Gpu::real));
   }
 }
 
