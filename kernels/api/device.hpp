@@ -75,6 +75,7 @@ namespace tessera::kernels {
   F(CountChoices) \
   F(BalanceExperts) \
   F(Dispatch) \
+  F(PartsOfChoices) \
   F(SpreadRows) \
   F(CombineRows) \
   F(RowDots) \

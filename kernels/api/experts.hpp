@@ -221,8 +221,29 @@ struct Dispatch {
   }
 };
 
+/// Where copies of a token go if the own experts, G neighbours, are in P equal parts: `parts`, each
+/// once, in ascending order, and `own`, the token's choices among the own experts. Both count from
+/// 1; 0 is none. A choice is none too that has no row by `place`.
+struct PartsOfChoices {
+  static constexpr const char* kName = "parts_of_choices";
+  View experts;  // (N, K) i32
+  View place;    // (N, K) i32, of a Dispatch to the own experts; absent: every choice has a row
+  View parts;    // (N, min(K, P)) i32
+  View own;      // (N, K) i32
+  std::int64_t first = 0;    // of the own experts
+  std::int64_t of_part = 1;  // G / P
+  std::int64_t count = 1;    // P
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.experts, Access::read), f(s.place, Access::read), f(s.parts, Access::write);
+    f(s.own, Access::write), f(s.scratch, Access::write);
+  }
+};
+
 /// rows[r] = x of the token whose copy it is, times the copy's weight if there are weights; padding
-/// is 0.
+/// is 0. Without weights elements may be of any type.
 struct SpreadRows {
   static constexpr const char* kName = "spread_rows";
   View x;        // (N, C)
@@ -430,7 +451,7 @@ inline void check(const ExpertLoad& a) {
 inline void check(const Dispatch& a) {
   const std::int64_t own = a.own(), all = a.experts_of_all();
   check_flat({a.experts, a.place}, DType::i32, a.experts.elements());
-  TESSERA_CHECK(own >= 1 && a.first >= 0 && a.first + own <= all && all <= kMostExperts &&
+  TESSERA_CHECK(own >= 1 && a.first >= 0 && a.first + own <= all && own <= kMostExperts &&
                     a.experts.cols() <= all,
                 "{} experts from {} on, {} choices of {}", own, a.first, a.experts.cols(), all);
   TESSERA_CHECK(a.capacity >= 0 && a.parts >= 1 && own % a.parts == 0,
@@ -439,8 +460,17 @@ inline void check(const Dispatch& a) {
   check_flat({a.source}, DType::i32, a.rows());
 }
 
+inline void check(const PartsOfChoices& a) {
+  check_flat({a.experts, a.own}, DType::i32, a.experts.elements());
+  if (a.place) check_flat({a.place}, DType::i32, a.experts.elements());
+  check_flat({a.parts}, DType::i32, a.experts.rows() * std::min(a.experts.cols(), a.count));
+  TESSERA_CHECK(
+      a.first >= 0 && a.of_part >= 1 && a.count >= 1 && a.count <= kMostExperts / a.of_part,
+      "{} parts of {} experts from {} on", a.count, a.of_part, a.first);
+}
+
 inline void check(const SpreadRows& a) {
-  check_floats({a.x});
+  if (a.weights) check_floats({a.x});
   check_same_type({a.x, a.rows});
   check_flat({a.source}, DType::i32, a.rows.rows());
   TESSERA_CHECK(a.x.cols() == a.rows.cols() && a.choices >= 1,

@@ -167,6 +167,28 @@ TESSERA_INLINE std::int64_t beyond_capacity(std::int64_t choices, std::int64_t c
   return capacity > 0 && choices > capacity ? choices - capacity : 0;
 }
 
+/// See PartsOfChoices in api/experts.hpp; of one token. `places` may be null.
+TESSERA_INLINE void parts_of_choices(const std::int32_t* experts, const std::int32_t* places,
+                                     std::int64_t choices, std::int64_t first, std::int64_t of_part,
+                                     std::int64_t count, std::int32_t* parts, std::int32_t* own) {
+  for (std::int64_t k = 0; k < choices; ++k) {
+    const std::int64_t e = experts[k] - first;
+    const bool here = e >= 0 && e < of_part * count && (places == nullptr || places[k] >= 0);
+    own[k] = here ? static_cast<std::int32_t>(e) + 1 : 0;
+  }
+  const std::int64_t most = choices < count ? choices : count;
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < most; ++i) {
+    std::int64_t next = 0;  // the smallest above the last
+    for (std::int64_t k = 0; k < choices; ++k) {
+      const std::int64_t part = own[k] == 0 ? 0 : (own[k] - 1) / of_part + 1;
+      if (part > last && (next == 0 || part < next)) next = part;
+    }
+    parts[i] = static_cast<std::int32_t>(next);
+    last = next == 0 ? count : next;
+  }
+}
+
 /// What is kept of an expert; see BalanceExperts in api/experts.hpp. Of `all` choices of `experts`
 /// so many are this one.
 TESSERA_INLINE float balanced(BalanceBy by, float kept, std::int64_t choices, std::int64_t experts,

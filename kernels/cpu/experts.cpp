@@ -1,6 +1,7 @@
 // Mixtures of experts on the CPU: checks arguments, divides rows over the team. Products of an
 // expert's rows are made of pieces whose rows are powers of two, so that the library compiles few.
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "kernels/common/experts.hpp"
@@ -110,10 +111,43 @@ void run(const Dispatch& a, const Context&) {
   }
 }
 
+void run(const PartsOfChoices& a, const Context& context) {
+  check(a);
+  const std::int64_t choices = a.experts.cols(), parts = std::min(choices, a.count);
+  parallel_ranges(context.threads, a.experts.rows(), 256, [&](Range tokens) {
+    for (std::int64_t n = tokens.begin; n < tokens.end; ++n) {
+      const std::int32_t* place = a.place ? a.place.as<std::int32_t>() + n * choices : nullptr;
+      parts_of_choices(a.experts.as<std::int32_t>() + n * choices, place, choices, a.first,
+                       a.of_part, a.count, a.parts.as<std::int32_t>() + n * parts,
+                       a.own.as<std::int32_t>() + n * choices);
+    }
+  });
+}
+
+namespace {
+
+/// Rows as they are.
+void copy_rows(const SpreadRows& a, Range rows) {
+  const std::int64_t size = size_of(a.x.type);
+  const auto bytes = static_cast<std::size_t>(a.x.cols() * size);
+  const auto* source = a.source.as<std::int32_t>();
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    std::byte* to = a.rows.data + r * a.rows.ld * size;
+    if (source[r] < 0) {
+      std::memset(to, 0, bytes);
+    } else {
+      std::memcpy(to, a.x.data + source[r] / a.choices * a.x.ld * size, bytes);
+    }
+  }
+}
+
+}  // namespace
+
 void run(const SpreadRows& a, const Context& context) {
   check(a);
-  parallel_ranges(context.threads, a.rows.rows(), 1,
-                  [&](Range rows) { context.hot.spread_rows(a, rows); });
+  parallel_ranges(context.threads, a.rows.rows(), 1, [&](Range rows) {
+    return a.weights ? context.hot.spread_rows(a, rows) : copy_rows(a, rows);
+  });
 }
 
 void run(const CombineRows& a, const Context& context) {
@@ -174,6 +208,7 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
   return {.d_y = part_of(a.d_y, rows),
           .x = part_of(a.x, rows),
           .d_weight = expert_of(a.d_weight, e, a.d_y.cols()),
+          .write = a.write,
           .scratch = a.scratch};
 }
 
@@ -201,8 +236,12 @@ std::int64_t scratch_bytes(const ExpertLinear& a, const Context& context) {
 std::int64_t scratch_bytes(const ExpertLinearBackwardInput& a, const Context& context) {
   return bytes_of_pieces(a, a.d_y.rows(), context);
 }
+/// Pieces behind an expert's first one are added, for which the library may need more.
 std::int64_t scratch_bytes(const ExpertLinearBackwardWeight& a, const Context& context) {
-  return bytes_of_pieces(a, a.d_y.rows(), context);
+  ExpertLinearBackwardWeight added = a;
+  added.write = Write::add;
+  return std::max(bytes_of_pieces(a, a.d_y.rows(), context),
+                  bytes_of_pieces(added, a.d_y.rows(), context));
 }
 
 void run(const ExpertLinear& a, const Context& context) {

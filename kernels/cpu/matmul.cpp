@@ -133,6 +133,9 @@ void Matmul::run(const Product& p, View scratch) {
   const TeamSize team(threads_);
   with_shape(p, [&] {
     Compiled& product = compiled(p);
+    TESSERA_CHECK(scratch.span_bytes() >= product.scratch_bytes,
+                  "a product has {} bytes of scratch and needs {}", scratch.span_bytes(),
+                  product.scratch_bytes);
     product.a.set_data_handle(p.a.data);
     product.b.set_data_handle(p.b.data);
     product.c.set_data_handle(p.c.data);

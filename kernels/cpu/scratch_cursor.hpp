@@ -1,6 +1,8 @@
 // Divides an operation's scratch into the pieces that it needs.
 #pragma once
 
+#include <algorithm>
+
 #include "core/math.hpp"
 #include "core/view.hpp"
 
@@ -9,7 +11,7 @@ namespace tessera::kernels::cpu {
 /// Hands out pieces of scratch one after another. For a measurement the addresses mean nothing.
 class ScratchCursor {
  public:
-  explicit ScratchCursor(View scratch) : base_(scratch.data) {}
+  explicit ScratchCursor(View scratch) : base_(scratch.data), bytes_(scratch.span_bytes()) {}
   static ScratchCursor measuring() {
     View anywhere;
     anywhere.data = reinterpret_cast<std::byte*>(kAlignment);
@@ -21,14 +23,17 @@ class ScratchCursor {
     used_ += round_up(v.span_bytes(), kAlignment);
     return v;
   }
-  View rest() const { return View(base_ + used_, DType::u8, {0}); }
+  /// What has not been handed out, if so much is there; of a measurement nothing.
+  View rest() const {
+    return View(base_ + used_, DType::u8, {std::max<std::int64_t>(0, bytes_ - used_)});
+  }
   std::int64_t used() const { return used_; }
 
  private:
   static constexpr std::int64_t kAlignment = 64;
 
   std::byte* base_;
-  std::int64_t used_ = 0;
+  std::int64_t bytes_, used_ = 0;
 };
 
 }  // namespace tessera::kernels::cpu

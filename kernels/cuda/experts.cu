@@ -156,8 +156,50 @@ void run(const Dispatch& a, const Context& context) {
          a.begins.as<std::int32_t>(), a.place.as<std::int32_t>(), a.source.as<std::int32_t>());
 }
 
+void run(const PartsOfChoices& a, const Context& context) {
+  check(a);
+  const std::int64_t tokens = a.experts.rows();
+  launch(on(context, a.kName, ceil_div(tokens, kPartThreads), kPartThreads),
+         parts_of_choices_kernel, a.experts.as<std::int32_t>(),
+         a.place ? a.place.as<std::int32_t>() : nullptr, tokens, a.experts.cols(), a.first,
+         a.of_part, a.count, a.parts.as<std::int32_t>(), a.own.as<std::int32_t>());
+}
+
+namespace {
+
+template <typename W>
+void copy_rows(const SpreadRows& a, const Context& context) {
+  const auto words = [&](const View& v) {
+    const std::int64_t of_row = v.rank <= 1 ? 0 : v.ld * size_of(v.type);
+    return Rows<W>{reinterpret_cast<W*>(v.data), of_row / static_cast<std::int64_t>(sizeof(W))};
+  };
+  const CopyRun<W> body{.x = words(a.x),
+                        .rows = words(a.rows),
+                        .source = a.source.as<std::int32_t>(),
+                        .choices = a.choices};
+  map<CopyRun<W>::V>(context, a.kName, body, a.rows.rows(),
+                     a.rows.cols() * size_of(a.x.type) / static_cast<std::int64_t>(sizeof(W)));
+}
+
+/// Whether rows begin on multiples of so many bytes, and have so many.
+bool in_words(const SpreadRows& a, std::int64_t bytes) {
+  const std::int64_t size = size_of(a.x.type);
+  const auto fits = [&](const View& v) {
+    return reinterpret_cast<std::uintptr_t>(v.data) % static_cast<std::uintptr_t>(bytes) == 0 &&
+           (v.rank <= 1 || v.ld * size % bytes == 0);
+  };
+  return fits(a.x) && fits(a.rows) && a.x.cols() * size % bytes == 0;
+}
+
+}  // namespace
+
 void run(const SpreadRows& a, const Context& context) {
   check(a);
+  if (!a.weights) {
+    if (in_words(a, 16)) return copy_rows<uint4>(a, context);
+    if (in_words(a, 4)) return copy_rows<std::uint32_t>(a, context);
+    return copy_rows<std::uint8_t>(a, context);
+  }
   with_type(a.x.type, [&]<typename T>() {
     using Run = SpreadRun<T>;
     const Run body{.x = rows_of<T>(a.x),

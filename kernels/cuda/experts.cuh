@@ -310,6 +310,37 @@ inline __global__ void __launch_bounds__(kRunThreads)
   source[row] = copy;
 }
 
+inline constexpr int kPartThreads = 128;
+
+/// A thread has a token.
+inline __global__ void __launch_bounds__(kPartThreads)
+    parts_of_choices_kernel(const std::int32_t* experts, const std::int32_t* place,
+                            std::int64_t tokens, std::int64_t choices, std::int64_t first,
+                            std::int64_t of_part, std::int64_t count, std::int32_t* parts,
+                            std::int32_t* own) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * kPartThreads + threadIdx.x;
+  if (n >= tokens) return;
+  parts_of_choices(experts + n * choices, place == nullptr ? nullptr : place + n * choices, choices,
+                   first, of_part, count, parts + n * (choices < count ? choices : count),
+                   own + n * choices);
+}
+
+/// Rows as they are, in words W of their bytes.
+template <typename W>
+struct CopyRun {
+  static constexpr int V = 16 / sizeof(W);
+  Rows<W> x, rows;
+  const std::int32_t* source;
+  std::int64_t choices;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    const std::int32_t copy = source[r];
+    const W* const from = copy < 0 ? nullptr : x[quotient(copy, choices)] + c;
+    W* const to = rows[r] + c;
+    for (int i = 0; i < count; ++i) to[i] = from == nullptr ? W{} : from[i];
+  }
+};
+
 template <typename T>
 struct SpreadRun {
   static constexpr int V = kRun<T>;
@@ -324,7 +355,7 @@ struct SpreadRun {
     float v[V] = {};
     if (copy >= 0) {
       load(x[quotient(copy, choices)] + c, count, wide, v);
-      const float weight = weights == nullptr ? 1.0F : weights[copy];
+      const float weight = weights[copy];
 #pragma unroll
       for (int i = 0; i < V; ++i) v[i] = v[i] * weight;
     }

@@ -365,6 +365,14 @@ class Bench {
         text(logits));
     row(Dispatch{.experts = chosen, .place = place, .source = source, .begins = begins},
         text(chosen));
+    row(PartsOfChoices{.experts = chosen,
+                       .place = place,
+                       .parts = memory.zeros(DType::i32,
+                                             {tokens, std::min<std::int64_t>(routing.choices, 2)}),
+                       .own = memory.zeros(DType::i32, {tokens, routing.choices}),
+                       .of_part = count / 2,
+                       .count = 2},
+        text(chosen));
     const View x = memory.floats(type_, {tokens, columns}),
                rows = memory.floats(type_, {all, columns});
     row(

@@ -88,7 +88,8 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
       const std::int64_t row = c.send.cols() * size_of(c.send.type);
       if (group.carrier == Carrier::exchange)
         return {.intra = c.within * row, .inter = c.across * row};
-      return to_every_peer(c.send.rows() / group.size * row, group);
+      const GroupShape shape = shape_of(c.among, group);
+      return to_every_peer(c.send.rows() / shape.size * row, shape);
     }
     WireBytes operator()(const AllReduceWords&) const {
       return {};

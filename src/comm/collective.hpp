@@ -133,8 +133,8 @@ struct AllToAllV {
   }
 };
 
-/// Rows go to the ranks of the group in their order, how many is known once they are made: each
-/// rank has an equal slot of rows for each rank, of which the first are used, as many as the last
+/// Rows go to ranks of the group in their order, how many is known once they are made: each rank
+/// has an equal slot of rows for each of them, of which the first are used, as many as the last
 /// number of the slot's begins says (kernels::Dispatch). The exchange between hosts sends those
 /// alone, NCCL whole slots. What lies behind them in `receive` is undefined.
 struct ExchangeRows {
@@ -143,6 +143,7 @@ struct ExchangeRows {
   View send_begins, receive_begins;     // (ranks, G + 1) i32
   std::int64_t within = 0, across = 0;  // rows that are expected to go to other ranks of the node,
                                         // and to other nodes
+  Hop among;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {

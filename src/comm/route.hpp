@@ -25,6 +25,9 @@ struct Route {
 /// `node_of` is by rank of the group.
 Route route_of(std::span<const int> node_of, std::int64_t rank);
 
+/// How many neighbours each node has, if it has as many as all others; else 0.
+std::int64_t neighbours_of_nodes(std::span<const int> node_of);
+
 /// Two hops, first among `size` neighbours, a divisor of the ranks, then among those that have this
 /// rank's place among theirs.
 Route route_over(std::int64_t size, std::span<const int> node_of, std::int64_t rank);

@@ -116,7 +116,7 @@ class AllToAllTask : public Task {
   std::unique_ptr<Task> own_;  // the copy of what stays
 };
 
-/// What this rank sends to a rank of the group, and receives from it.
+/// What this rank sends to one of the ranks that take part, and receives from it.
 struct PeerBytes {
   std::byte* from = nullptr;
   std::int64_t sent = 0;
@@ -158,9 +158,12 @@ std::vector<PeerBytes> peers_of(const ExchangeRows& call) {
 /// With each peer an exchange of its own each way.
 class PairwiseTask : public Task {
  public:
-  PairwiseTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+  /// `peers`: by place among the ranks that take part, this one's among them.
+  PairwiseTask(Transport& transport, const GroupShape& group, const Hop& among, std::int64_t rank,
                const std::vector<PeerBytes>& peers) {
-    const std::int64_t piece = piece_bytes(group);
+    const std::int64_t piece = piece_bytes(shape_of(among, group));
+    const RankGroup ranks = ranks_of(among, group);
+    const std::int64_t own = ranks.index(rank);
     const auto flow = [&](std::int64_t peer, std::byte* base, std::int64_t bytes, bool out) {
       if (bytes == 0) return;
       PeerFlow one{.peer = static_cast<int>(peer)};
@@ -169,14 +172,14 @@ class PairwiseTask : public Task {
       };
       exchanges_.emplace_back(transport, std::vector{std::move(one)}, bytes, piece);
     };
-    for (std::int64_t i = 1; i < group.size; ++i) {
-      const std::int64_t k = (rank + i) % group.size;  // each starts with another peer
+    for (std::int64_t i = 1; i < ranks.count; ++i) {
+      const std::int64_t k = (own + i) % ranks.count;  // each starts with another peer
       const PeerBytes& peer = peers[static_cast<std::size_t>(k)];
-      flow(k, peer.from, peer.sent, true);
-      flow(k, peer.to, peer.received, false);
+      flow(ranks.rank(k), peer.from, peer.sent, true);
+      flow(ranks.rank(k), peer.to, peer.received, false);
     }
-    const PeerBytes& own = peers[static_cast<std::size_t>(rank)];
-    if (own.sent > 0) own_ = streams::make_copy_task(own.from, own.to, own.sent);
+    const PeerBytes& stays = peers[static_cast<std::size_t>(own)];
+    if (stays.sent > 0) own_ = streams::make_copy_task(stays.from, stays.to, stays.sent);
   }
   Progress advance() override {
     bool moved = false, done = true;
@@ -449,10 +452,11 @@ class TransportGroup : public Group {
         return std::make_unique<AllToAllTask>(*g.transport_, g.rank_, c);
       }
       std::unique_ptr<Task> operator()(const AllToAllV& c) {
-        return std::make_unique<PairwiseTask>(*g.transport_, g.shape_, g.rank_, peers_of(c));
+        return std::make_unique<PairwiseTask>(*g.transport_, g.shape_, Hop{}, g.rank_, peers_of(c));
       }
       std::unique_ptr<Task> operator()(const ExchangeRows& c) {
-        return std::make_unique<PairwiseTask>(*g.transport_, g.shape_, g.rank_, peers_of(c));
+        return std::make_unique<PairwiseTask>(*g.transport_, g.shape_, c.among, g.rank_,
+                                              peers_of(c));
       }
     };
     return std::visit(Start{*this}, call);

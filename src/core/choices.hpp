@@ -84,6 +84,12 @@ enum class ExpertSplit : std::uint8_t { width, experts };
 /// bits.
 enum class ExpertDispatch : std::uint8_t { exact, int8 };
 
+/// How copies of tokens come to experts that ranks of several nodes divide among them.
+enum class ExpertExchange : std::uint8_t {
+  direct,   // each goes to the rank that has its expert
+  by_node,  // a token goes once to each node that has experts for it, where copies are made
+};
+
 /// What backward computes again instead of keeping it: nothing, attention, whole blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
@@ -195,6 +201,11 @@ template <>
 struct EnumWords<ExpertDispatch> {
   using enum ExpertDispatch;
   static constexpr std::array table = {std::pair{exact, "exact"}, std::pair{int8, "int8"}};
+};
+template <>
+struct EnumWords<ExpertExchange> {
+  using enum ExpertExchange;
+  static constexpr std::array table = {std::pair{direct, "direct"}, std::pair{by_node, "by_node"}};
 };
 template <>
 struct EnumWords<ContextKind> {

@@ -97,6 +97,7 @@ struct MoeSection {
   double jitter = 0;
   ExpertSplit split = ExpertSplit::width;
   ExpertDispatch dispatch = ExpertDispatch::exact;
+  ExpertExchange exchange = ExpertExchange::direct;
   double aux_loss = 0.01;
   AuxOver aux_over = AuxOver::sequence;
   double z_loss = 0;

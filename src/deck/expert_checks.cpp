@@ -17,6 +17,7 @@ class ExpertsChecker : DeckChecker {
     if (!usable({"moe.experts"})) return;
     if (moe_.experts == 0) return unused();
     if (usable({"parallel.experts"}) && deck_.parallel.experts > 1) divided();
+    by_node();
     layers();
     choices();
     groups();
@@ -30,6 +31,7 @@ class ExpertsChecker : DeckChecker {
   /// keys say nothing.
   void unused() {
     needs("parallel.experts", deck_.parallel.experts > 1, false, "moe.experts");
+    by_node();
     section_needs("moe", "moe.experts", {"moe.ffn_hidden", "moe.normalize"});
   }
 
@@ -145,6 +147,16 @@ class ExpertsChecker : DeckChecker {
     not_with(divided, "run.reproducible",
              deck_.run.reproducible == Reproducible::layout && (ranks & (ranks - 1)) != 0,
              "its sums are of powers of two", "give parallel.experts = 2, 4, ..");
+  }
+
+  /// Sums of what experts of a node have made of a token, which have an order of their own.
+  void by_node() {
+    if (!usable({"moe.exchange"}) || moe_.exchange == ExpertExchange::direct) return;
+    if (usable({"parallel.experts"}))
+      needs("moe.exchange", true, deck_.parallel.experts > 1, "parallel.experts");
+    not_with("moe.exchange = \"by_node\"", "run.reproducible",
+             deck_.run.reproducible == Reproducible::layout,
+             "what experts make of a token is added up by node", "use moe.exchange = \"direct\"");
   }
 
   /// What does not go with experts.

@@ -465,6 +465,13 @@ constexpr SchemaRow kRows[] = {
         "takes the rounding for none, and what experts make travels as it is. Rounded wherever "
         "they are, so that losses are the same on every layout; evaluation rounds nothing",
         {.on_resume = event}),
+    row<&Deck::model, &ModelSection::moe, &MoeSection::exchange>(
+        "moe.exchange",
+        "how tokens come to experts of the other ranks of parallel.experts: direct, a copy for "
+        "each expert goes to the rank that has it; by_node, a token goes once to each node that "
+        "has experts for it, copies are made there, and their sum comes back, which sends less "
+        "between nodes wherever tokens have several experts on one",
+        {.on_resume = event}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::aux_loss>(
         "moe.aux_loss",
         "what the balance of experts weighs in the training loss: a in a E sum(f p), the mean over "

@@ -52,7 +52,10 @@ struct TensorRegion {
 /// 2020, GShard, section 3).
 struct ExpertRegion {
   std::int64_t ranks = 1;
-  std::int64_t remote = 0;  // of them, on other nodes
+  /// Among which copies of tokens go to the rank that has their expert: all of these ranks or,
+  /// where tokens go to nodes first, those of this node. The latter do so `across` those ranks that
+  /// have this one's number on their nodes.
+  comm::Hop within{.ranks = {.count = 1}}, across;
   /// Elements from the gradients that are made of one rank's tokens to those of the next rank's; 0:
   /// they are added up.
   std::int64_t gradient_step = 0;

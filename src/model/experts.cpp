@@ -35,7 +35,7 @@ std::int64_t capacity_of(const UnitContext& u, const ExpertsConfig& e, std::int6
   return static_cast<std::int64_t>(std::ceil(most));
 }
 
-/// What has arrived of one of the ranks that divide experts.
+/// What has arrived of one of the ranks that exchange copies.
 struct Slot {
   std::int64_t number = 0, ranks = 1;
   View begins;
@@ -46,28 +46,42 @@ struct Slot {
   }
 };
 
+/// How many ranks exchange copies of tokens.
+std::int64_t ranks_within(const UnitContext& u) { return u.experts.within.ranks.count; }
+
 template <typename F>
 void for_slots(const UnitContext& u, const DispatchedTokens& to, F&& f) {
-  for (std::int64_t i = 0; i < u.experts.ranks; ++i)
-    f(Slot{.number = i, .ranks = u.experts.ranks, .begins = to.arrived.row_range(i, 1)});
+  const std::int64_t ranks = ranks_within(u);
+  for (std::int64_t i = 0; i < ranks; ++i)
+    f(Slot{.number = i, .ranks = ranks, .begins = to.arrived.row_range(i, 1)});
 }
 
-/// As bytes.
-View slots_of(const View& begins) {
-  return View(begins.data, DType::u8, {begins.rows(), begins.cols() * size_of(begins.type)});
-}
-
-/// Exchanges rows with the other ranks that divide experts: these have `begins`, those which come
-/// have `others`.
-View exchange(UnitContext& u, const DispatchedTokens& to, const View& rows, const View& begins,
-              const View& others, Keep keep) {
+/// Exchanges rows with other ranks that divide experts: these have `begins`, those which come have
+/// `others`; so many are `expected` of a slot.
+View exchange(UnitContext& u, const comm::Hop& among, std::int64_t expected, const View& rows,
+              const View& begins, const View& others, Keep keep) {
   const View arrived = u.tensor(keep, rows.type, {rows.rows(), rows.cols()});
   u.experts.run(comm::ExchangeRows{.send = rows,
                                    .receive = arrived,
                                    .send_begins = begins,
                                    .receive_begins = others,
-                                   .within = (u.experts.ranks - 1 - u.experts.remote) * to.copies,
-                                   .across = u.experts.remote * to.copies});
+                                   .within = (among.ranks.count - 1 - among.remote) * expected,
+                                   .across = among.remote * expected,
+                                   .among = among});
+  return arrived;
+}
+
+/// Exchanges an equal part of the rows for each of the ranks, whatever is in them.
+View exchange_all(UnitContext& u, const comm::Hop& among, const View& rows, Keep keep) {
+  const std::int64_t ranks = among.ranks.count;
+  const View arrived = u.tensor(keep, rows.type, {rows.rows(), rows.cols()});
+  const auto slots = [&](const View& v) {
+    return View(v.data, DType::u8, {ranks, v.elements() / ranks * size_of(v.type)});
+  };
+  u.experts.run(comm::AllToAll{.send = slots(rows),
+                               .receive = slots(arrived),
+                               .ranks = among.ranks,
+                               .remote = among.remote});
   return arrived;
 }
 
@@ -75,22 +89,142 @@ View exchange(UnitContext& u, const DispatchedTokens& to, const View& rows, cons
 constexpr BlockFormat kRounded{.type = BlockType::int8, .block = 128};
 
 /// (R, bytes of a row) of rows (R, C).
-View codes_of(UnitContext& u, const View& rows, Keep keep) {
+View codes_of(UnitContext& u, const View& rows) {
   const std::int64_t count = rows.rows(), columns = rows.cols();
-  const View codes = u.tensor(keep, DType::u8, {count, kRounded.bytes(columns)});
+  const View codes = u.tensor(Keep::transient, DType::u8, {count, kRounded.bytes(columns)});
   u.run(kernels::Quantize{.x = rows.reshaped({1, count, columns}),
                           .code = codes.reshaped({count, 1, codes.cols()}),
                           .format = kRounded});
   return codes;
 }
 
-/// Rows of this rank's tokens go where their experts are.
+/// Rows of copies go where their experts are.
 View leave(UnitContext& u, const DispatchedTokens& to, const View& rows, Keep keep) {
-  return exchange(u, to, rows, to.begins, to.arrived, keep);
+  if (ranks_within(u) == 1) return rows;
+  return exchange(u, u.experts.within, to.copies, rows, to.begins, to.arrived, keep);
 }
-/// What was made of tokens goes where they have come from.
+/// What was made of copies goes where these were made.
 View come_back(UnitContext& u, const DispatchedTokens& to, const View& rows, Keep keep) {
-  return exchange(u, to, rows, to.arrived, to.begins, keep);
+  if (ranks_within(u) == 1) return rows;
+  return exchange(u, u.experts.within, to.copies, rows, to.arrived, to.begins, keep);
+}
+
+/// A row of `of` for each token and node it goes to.
+View spread_over_nodes(UnitContext& u, const CrossedTokens& way, const View& of) {
+  const View rows = u.tensor(Keep::transient, of.type, {way.source.elements(), of.cols()});
+  u.run(SpreadRows{.x = of, .source = way.source, .rows = rows, .choices = way.place.cols()});
+  return rows;
+}
+
+/// What is known of this rank's tokens goes to the nodes that have experts for them.
+View cross(UnitContext& u, const CrossedTokens& way, const View& of, Keep keep) {
+  return exchange(u, u.experts.across, way.expected, spread_over_nodes(u, way, of), way.begins,
+                  way.arrived, keep);
+}
+
+/// Copies' rows, which are where copies were made, are added up there, and the sums of other
+/// nodes' tokens go back to these.
+View cross_back(UnitContext& u, const DispatchedTokens& to, const View& rows, const View& weights,
+                Keep keep) {
+  const View sums = u.temporary({to.place.rows(), rows.cols()});
+  u.run(CombineRows{.rows = rows, .weights = weights, .place = to.place, .out = sums});
+  return exchange(u, u.experts.across, to.crossed.expected, sums, to.crossed.arrived,
+                  to.crossed.begins, keep);
+}
+
+/// Which share of tokens goes to each of some equal parts of all experts, if they choose evenly.
+double share_of_tokens(const Routing& r, std::int64_t experts, std::int64_t parts) {
+  double none = 1;  // that no choice is in the part
+  for (std::int64_t k = 0; k < r.choices; ++k) {
+    const auto left = static_cast<double>(experts - k);
+    none *= std::max(0.0, left - static_cast<double>(experts) / static_cast<double>(parts)) / left;
+  }
+  // Experts of open groups are in so many parts at most.
+  const std::int64_t most = r.open_groups * std::max<std::int64_t>(1, ceil_div(parts, r.groups));
+  return std::min(1 - none, static_cast<double>(most) / static_cast<double>(parts));
+}
+
+/// Choices that have a row among an expert's; absent where all have one.
+View places_of(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed, Range experts) {
+  if (routed.capacity == 0) return {};
+  const std::int64_t n = routed.experts.rows(), k = routed.experts.cols();
+  const auto words = [&](std::initializer_list<std::int64_t> extents) {
+    return u.tensor(Keep::transient, DType::i32, extents);
+  };
+  const View place = words({n, k});
+  u.run(Dispatch{.experts = routed.experts,
+                 .place = place,
+                 .source = words({dispatched_rows(n, k, experts.count(), routed.capacity)}),
+                 .begins = words({experts.count() + 1}),
+                 .first = experts.begin,
+                 .all = c.experts.count,
+                 .capacity = routed.capacity});
+  return place;
+}
+
+/// Tokens go to nodes, with what the router says of them; copies are made there.
+void cross_nodes(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
+                 DispatchedTokens& to) {
+  const comm::Hop& hop = u.experts.across;
+  const std::int64_t n = routed.experts.rows(), k = routed.experts.cols(), nodes = hop.ranks.count,
+                     most = std::min(k, nodes), of_node = to.experts.count() / nodes;
+  const View parts = u.tensor(Keep::transient, DType::i32, {n, most}),
+             own = u.tensor(Keep::transient, DType::i32, {n, k});
+  u.run(PartsOfChoices{.experts = routed.experts,
+                       .place = places_of(u, c, routed, to.experts),
+                       .parts = parts,
+                       .own = own,
+                       .first = to.experts.begin,
+                       .of_part = of_node,
+                       .count = nodes});
+  CrossedTokens& way = to.crossed;
+  way = {.place = u.tensor(Keep::cheap, DType::i32, {n, most}),
+         .source = u.tensor(Keep::cheap, DType::i32, {nodes * dispatched_rows(n, most, 1)}),
+         .begins = u.tensor(Keep::cheap, DType::i32, {nodes, std::int64_t{2}}),
+         .arrived = {},
+         .expected = static_cast<std::int64_t>(
+             std::ceil(static_cast<double>(n) *
+                       share_of_tokens(c.experts.routing, c.experts.count,
+                                       nodes * (c.experts.count / to.experts.count()))))};
+  u.run(Dispatch{.experts = parts,
+                 .place = way.place,
+                 .source = way.source,
+                 .begins = way.begins,
+                 .first = 1,
+                 .all = nodes + 1,
+                 .parts = nodes});
+  way.arrived = exchange_all(u, hop, way.begins, Keep::expensive);
+  to.chosen = exchange_all(u, hop, spread_over_nodes(u, way, own), Keep::expensive);
+  to.weights = exchange_all(u, hop, spread_over_nodes(u, way, routed.weights), Keep::expensive);
+  to.tokens = cross(u, way, to.tokens, Keep::transient);
+  to.first = 1 + u.experts.within.ranks.first / ranks_within(u) * of_node;
+  to.all = to.experts.count() + 1;
+  to.capacity *= nodes;
+}
+
+/// Copies of the tokens that are here, in the order of their experts, go to these.
+void copy_tokens(UnitContext& u, DispatchedTokens& to) {
+  const std::int64_t n = to.chosen.rows(), k = to.chosen.cols(), ranks = ranks_within(u),
+                     own = to.experts.count() / u.experts.ranks,
+                     rows = ranks * dispatched_rows(n, k, own, to.capacity);
+  to.place = u.tensor(Keep::cheap, DType::i32, {n, k});
+  to.source = u.tensor(Keep::cheap, DType::i32, {rows});
+  to.begins = u.tensor(Keep::cheap, DType::i32, {ranks, own + 1});
+  u.run(Dispatch{.experts = to.chosen,
+                 .place = to.place,
+                 .source = to.source,
+                 .begins = to.begins,
+                 .first = to.first,
+                 .all = to.all,
+                 .capacity = to.capacity,
+                 .parts = ranks});
+  // What comes from elsewhere is not cheap to have again.
+  const Keep keep = ranks > 1 ? Keep::transient : to.crossed ? Keep::expensive : Keep::cheap;
+  const View sent = u.tensor(keep, to.tokens.type, {rows, to.tokens.cols()});
+  u.run(SpreadRows{.x = to.tokens, .source = to.source, .rows = sent, .choices = k});
+  to.arrived =
+      ranks > 1 ? exchange_all(u, u.experts.within, to.begins, Keep::expensive) : to.begins;
+  (to.tokens.type == DType::u8 ? to.codes : to.rows) = leave(u, to, sent, Keep::expensive);
 }
 
 }  // namespace
@@ -146,44 +280,26 @@ RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& rout
 
 DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                                  Range experts) {
-  const std::int64_t n = routed.experts.rows(), k = routed.experts.cols(), ranks = u.experts.ranks,
-                     own = experts.count() / ranks;
-  const std::int64_t rows = ranks * dispatched_rows(n, k, own, routed.capacity);
   const bool rounded = u.training && c.experts.dispatch == ExpertDispatch::int8;
   DispatchedTokens to{.experts = experts,
-                      .place = u.tensor(Keep::cheap, DType::i32, {n, k}),
-                      .source = u.tensor(Keep::cheap, DType::i32, {rows}),
-                      .begins = u.tensor(Keep::cheap, DType::i32, {ranks, own + 1}),
-                      .arrived = {},
-                      .codes = {},
-                      .rows = {},
-                      .copies = n * k * own / c.experts.count};
-  u.run(Dispatch{.experts = routed.experts,
-                 .place = to.place,
-                 .source = to.source,
-                 .begins = to.begins,
-                 .first = experts.begin,
-                 .all = c.experts.count,
-                 .capacity = routed.capacity,
-                 .parts = ranks});
-  const Keep keep = ranks > 1 ? Keep::transient : Keep::cheap;  // what experts read, if it is here
-  View sent = u.tensor(rounded ? Keep::transient : keep, u.compute(), {rows, c.hidden});
-  u.run(SpreadRows{.x = routed.h, .source = to.source, .rows = sent, .choices = k});
-  if (rounded) sent = codes_of(u, sent, keep);
-  to.arrived = to.begins;
-  if (ranks > 1) {
-    to.arrived = u.tensor(Keep::expensive, DType::i32, {ranks, own + 1});
-    u.experts.run(comm::AllToAll{.send = slots_of(to.begins),
-                                 .receive = slots_of(to.arrived),
-                                 .ranks = {.count = ranks},
-                                 .remote = u.experts.remote});
-    sent = leave(u, to, sent, Keep::expensive);
+                      .tokens = rounded ? codes_of(u, routed.h.matrix()) : routed.h.matrix(),
+                      .chosen = routed.experts,
+                      .weights = routed.weights,
+                      .first = experts.begin,
+                      .all = c.experts.count,
+                      .capacity = routed.capacity};
+  const std::int64_t copies = routed.experts.elements() * experts.count() / c.experts.count;
+  to.copies = copies / ranks_within(u);
+  if (u.experts.across) {
+    cross_nodes(u, c, routed, to);
+  } else {
+    copy_tokens(u, to);
   }
-  (rounded ? to.codes : to.rows) = sent;
   return to;
 }
 
 void read_tokens(UnitContext& u, const ModelConfig& c, DispatchedTokens& to) {
+  if (!to.place) copy_tokens(u, to);
   if (to.rows) return;
   const std::int64_t count = to.codes.rows();
   to.rows = u.tensor(Keep::cheap, u.compute(), {count, c.hidden});
@@ -194,7 +310,7 @@ void read_tokens(UnitContext& u, const ModelConfig& c, DispatchedTokens& to) {
 void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedTokens& to,
                      const ExpertsChunk& w, ExpertsSaved& s) {
   const std::int64_t rows = to.rows.rows(), own = to.experts.count() / u.experts.ranks;
-  const bool alone = u.experts.ranks == 1;
+  const bool alone = ranks_within(u) == 1;
   s.dispatched = to;
   s.up = u.tensor(Keep::expensive, u.compute(), {rows, w.up_w.rows() / own});
   s.act = u.tensor(Keep::cheap, u.compute(), {rows, w.down_w.cols()});
@@ -215,13 +331,18 @@ void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedToken
                        .y = slot.of(made),
                        .copies = to.copies});
   });
-  s.out = alone ? made : come_back(u, to, made, Keep::expensive);
+  s.out = come_back(u, to, made, Keep::expensive);
+  if (to.crossed) s.home = cross_back(u, to, s.out, to.weights, Keep::transient);
 }
 
-void combine_experts(UnitContext& u, const RoutedTokens& routed, const ExpertsSaved& s,
-                     const View& out) {
-  u.run(CombineRows{
-      .rows = s.out, .weights = routed.weights, .place = s.dispatched.place, .out = out.matrix()});
+void combine_experts(UnitContext& u, const ExpertsSaved& s, const View& out) {
+  const DispatchedTokens& to = s.dispatched;
+  if (to.crossed) {
+    u.run(CombineRows{.rows = s.home, .place = to.crossed.place, .out = out.matrix()});
+  } else {
+    u.run(
+        CombineRows{.rows = s.out, .weights = to.weights, .place = to.place, .out = out.matrix()});
+  }
 }
 
 ExpertsBackward::ExpertsBackward(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
@@ -239,35 +360,55 @@ View ExpertsBackward::rows(const DispatchedTokens& of, std::int64_t columns) con
   return u_.temporary({of.rows.rows(), columns});
 }
 
+const ExpertsBackward::Chunk* ExpertsBackward::alike() const {
+  if (chunks_.size() < 2) return nullptr;
+  const Chunk& before = chunks_[chunks_.size() - 2];
+  return before.dispatched().experts == chunks_.back().dispatched().experts ? &before : nullptr;
+}
+
+View ExpertsBackward::dots_of(std::size_t chunk) const {
+  const std::int64_t copies = routed_.weights.elements();
+  return dots_.range(static_cast<std::int64_t>(chunk) * copies, copies);
+}
+
 /// The gradient of what experts have made of each copy, where they are.
-View ExpertsBackward::spread(const DispatchedTokens& to) const {
+View ExpertsBackward::spread(const Chunk& chunk) const {
+  const DispatchedTokens& to = chunk.dispatched();
   const View d_rows = rows(to, c_.hidden);
-  u_.run(SpreadRows{.x = d_out_,
-                    .weights = routed_.weights,
+  u_.run(SpreadRows{.x = chunk.d_tokens,
+                    .weights = to.weights,
                     .source = to.source,
                     .rows = d_rows,
-                    .choices = routed_.weights.cols()});
-  return u_.experts.ranks > 1 ? leave(u_, to, d_rows, Keep::transient) : d_rows;
+                    .choices = to.weights.cols()});
+  return leave(u_, to, d_rows, Keep::transient);
 }
 
 void ExpertsBackward::begin(const ExpertsSaved& saved) {
+  chunks_.push_back({.saved = &saved});
   const DispatchedTokens& to = saved.dispatched;
-  const std::int64_t copies = routed_.weights.elements();
-  u_.run(RowDots{.x = d_out_,
-                 .rows = saved.out,
-                 .place = to.place,
-                 .dots = dots_.range(std::ssize(chunks_) * copies, copies)});
-  const bool again = !chunks_.empty() && chunks_.back().dispatched().experts == to.experts;
-  chunks_.push_back({.saved = &saved,
-                     .d_rows = again ? chunks_.back().d_rows : spread(to),
-                     .d_up = {},
-                     .d_copies = {}});
+  const View d_out = d_out_.matrix();
+  chunks_.back().d_tokens = alike()      ? alike()->d_tokens
+                            : to.crossed ? cross(u_, to.crossed, d_out, Keep::transient)
+                                         : d_out;
+  if (!to.crossed) depart();
+}
+
+void ExpertsBackward::depart() {
+  Chunk& chunk = chunks_.back();
+  const DispatchedTokens& to = chunk.dispatched();
+  const View dots =
+      to.crossed ? u_.tensor(Keep::transient, DType::f32, {to.weights.rows(), to.weights.cols()})
+                 : dots_of(chunks_.size() - 1);
+  u_.run(RowDots{.x = chunk.d_tokens, .rows = chunk.saved->out, .place = to.place, .dots = dots});
+  if (to.crossed) chunk.dots = exchange_all(u_, u_.experts.across, dots, Keep::transient);
+  chunk.d_rows = alike() ? alike()->d_rows : spread(chunk);
 }
 
 void ExpertsBackward::products(const ExpertsChunk& w) {
   Chunk& chunk = chunks_.back();
   const ExpertsSaved& saved = *chunk.saved;
   const DispatchedTokens& to = saved.dispatched;
+  if (to.crossed) depart();
   const View d_act = rows(to, w.down_w.cols()), d_copies = rows(to, c_.hidden);
   chunk.d_up = rows(to, saved.up.cols());
   for_slots(u_, to, [&](const Slot& slot) {
@@ -285,16 +426,26 @@ void ExpertsBackward::products(const ExpertsChunk& w) {
                                      .d_x = slot.of(d_copies),
                                      .copies = to.copies});
   });
-  chunk.d_copies = u_.experts.ranks > 1 ? come_back(u_, to, d_copies, Keep::transient) : d_copies;
+  chunk.d_copies = come_back(u_, to, d_copies, Keep::transient);
+  if (to.crossed) chunk.d_copies = cross_back(u_, to, chunk.d_copies, {}, Keep::transient);
 }
 
 void ExpertsBackward::input(const View& d_x) {
   const Chunk& chunk = chunks_.back();
-  u_.run(
-      CombineRows{.rows = chunk.d_copies, .place = chunk.dispatched().place, .out = d_x.matrix()});
+  const DispatchedTokens& to = chunk.dispatched();
+  u_.run(CombineRows{.rows = chunk.d_copies,
+                     .place = to.crossed ? to.crossed.place : to.place,
+                     .out = d_x.matrix()});
 }
 
 void ExpertsBackward::logits(const View& shares) {
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    const auto& [saved, d_tokens, d_rows, d_up, d_copies, dots] = chunks_[i];
+    if (!dots) continue;
+    u_.run(CombineRows{.rows = dots,
+                       .place = saved->dispatched.crossed.place,
+                       .out = dots_of(i).reshaped({routed_.weights.rows(), dots.cols()})});
+  }
   partial_.finish();
   const ExpertsConfig& e = c_.experts;
   const std::int64_t n = routed_.scores.rows();

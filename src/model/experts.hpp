@@ -25,10 +25,25 @@ struct RoutedTokens {
   std::int64_t capacity = 0;             // of each expert, in tokens; 0: no limit
 };
 
+/// The way of tokens to the nodes that have experts for them, once to each, in R rows: a slot for
+/// each node, to whose rank with this one's number they go.
+struct CrossedTokens {
+  View place, source, begins;  // of kernels::Dispatch
+  View arrived;                // (nodes, 2) i32
+  std::int64_t expected = 0;   // tokens of a slot
+  explicit operator bool() const { return static_cast<bool>(place); }
+};
+
 /// The copies of tokens that go to some experts, in R rows: a slot of rows for each of the ranks
-/// that divide these experts among them. This rank's experts read the slots that have arrived.
+/// that exchange copies (ExpertRegion::within). This rank's experts read the slots that have
+/// arrived.
 struct DispatchedTokens {
-  Range experts;               // of all these ranks
+  Range experts;          // of all ranks that divide them
+  CrossedTokens crossed;  // absent where copies are of this rank's tokens
+  View tokens;            // (N, C) that copies are made of here, or their codes (N, bytes)
+  View chosen, weights;   // (N, K) of these; chosen are i32, of which the own begin with `first`
+  std::int64_t first = 0, all = 0;
+  std::int64_t capacity = 0;   // of each expert, in these tokens; 0: no limit
   View place, source, begins;  // of kernels::Dispatch
   View arrived;             // (ranks, G / ranks + 1) i32: where rows of this rank's experts begin
   View codes;               // (R, bytes) of rows that have arrived rounded, if they do
@@ -40,28 +55,30 @@ struct DispatchedTokens {
 struct ExpertsSaved {
   DispatchedTokens dispatched;  // the same where chunks have parts of the same experts
   View up, act;                 // (R, F or 2 F), (R, F), of what has arrived
-  View out;                     // (R, C), of this rank's tokens
+  View out;                     // (R, C), of the tokens that copies were made of here
+  View home;  // (rows of CrossedTokens, C), their sums that have come back to this rank's tokens
 };
 
 /// `h`: at all positions; `router_b` (f32) may be absent. Every tensor rank routes alike.
 RoutedTokens route_tokens(UnitContext& u, const ModelConfig& c, const View& router_w,
                           const View& router_b, const View& h);
 
+/// Tokens begin their way to experts.
 DispatchedTokens dispatch_tokens(UnitContext& u, const ModelConfig& c, const RoutedTokens& routed,
                                  Range experts);
 
-/// Waits for copies that travel rounded, and makes rows of them, once for all chunks of experts.
+/// What is left of it, once for all chunks of experts: makes copies of tokens that have come to
+/// this node, and rows of what travels rounded.
 void read_tokens(UnitContext& u, const ModelConfig& c, DispatchedTokens& to);
 
-/// What these experts, of which `w` is a chunk, make of each copy, which begins its way back. What
-/// is computed before combine_experts() goes on beside it, as what is computed after
-/// dispatch_tokens() goes on beside the way there.
+/// What these experts, of which `w` is a chunk, make of each copy, which begins its way back, over
+/// nodes as a sum. What is computed before combine_experts() goes on beside it, as what is computed
+/// after dispatch_tokens() goes on beside the way there.
 void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedTokens& to,
                      const ExpertsChunk& w, ExpertsSaved& saved);
 
 /// out = the sum of what these experts have made of each token that chose them.
-void combine_experts(UnitContext& u, const RoutedTokens& routed, const ExpertsSaved& saved,
-                     const View& out);
+void combine_experts(UnitContext& u, const ExpertsSaved& saved, const View& out);
 
 /// The way back, in the order of its functions.
 class ExpertsBackward {
@@ -85,14 +102,22 @@ class ExpertsBackward {
   void router_weights(const View& gradient, kernels::Write write) const;
 
  private:
-  /// Of a chunk, and of what has arrived: what forward has saved; the gradients of what experts
-  /// have made (R, C), and of their first product; and those of copies of this rank's tokens.
+  /// Of a chunk, and of what has arrived: what forward has saved; the gradients of tokens' outputs,
+  /// where copies are made (N, C), of what experts have made (R, C), and of their first product;
+  /// those of copies, or of their sums that have come back; and the products of the former with
+  /// what was made of copies (rows of CrossedTokens, K), if they come over nodes.
   struct Chunk {
     const ExpertsSaved* saved;
-    View d_rows, d_up, d_copies;
+    View d_tokens, d_rows, d_up, d_copies, dots;
     const DispatchedTokens& dispatched() const { return saved->dispatched; }
   };
-  View spread(const DispatchedTokens& to) const;
+  /// The chunk before the last one, if it has the same copies.
+  const Chunk* alike() const;
+  /// (N K) f32 of this rank's tokens.
+  View dots_of(std::size_t chunk) const;
+  /// Gradients of tokens' outputs become those of copies, which go where their experts are.
+  void depart();
+  View spread(const Chunk& chunk) const;
   View rows(const DispatchedTokens& of, std::int64_t columns) const;
 
   UnitContext& u_;

@@ -113,7 +113,7 @@ void feed_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, B
     if (routes) read_tokens(u, c, to);
     if (routes) experts_forward(u, c, to, chunk.experts, s.experts[i]);
     if (chunk.up_w) dense_down(u, c, chunk, s.h2, sum.bias_of_part(), parts.next(), s.chunks[i]);
-    if (routes) combine_experts(u, s.routed, s.experts[i], of_experts);
+    if (routes) combine_experts(u, s.experts[i], of_experts);
     parts.finish();
   }
 }

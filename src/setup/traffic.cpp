@@ -35,6 +35,26 @@ std::string why_no_secondary(const deck::Deck& deck, std::span<const int> found)
   return "";
 }
 
+/// The same of moe.exchange = "by_node".
+std::string why_not_by_node(const deck::Deck& deck, std::span<const int> found) {
+  plan::PlanInputs in;
+  in.layout.mesh = mesh_of(deck, std::ssize(found));
+  in.layout.node_of = nodes_of(deck, found);
+  bool several = false;
+  for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {
+    std::vector<int> nodes;
+    for (const int of : in.layout.mesh.members(r, MeshGroup::experts))
+      nodes.push_back(at(in.layout.node_of, of));
+    if (comm::neighbours_of_nodes(nodes) == 0) {
+      return fmt::format(
+          "needs as many neighbours on every node, but ranks that divide experts are on nodes {}",
+          fmt::join(nodes, ", "));
+    }
+    several = several || nodes.front() != nodes.back();
+  }
+  return several ? "" : "has no effect: all ranks that divide experts are on one node";
+}
+
 bool says(const deck::ZeroSection& zero, Secondary word) {
   const auto* secondary = std::get_if<Secondary>(&zero.secondary);
   return secondary != nullptr && *secondary == word;
@@ -56,6 +76,14 @@ int distance(const Traffic& a, const Traffic& b) {
 
 void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
   deck::check_quantized(loaded, std::ssize(found));
+  if (loaded.deck.model.moe.exchange == ExpertExchange::by_node) {
+    if (const std::string why = why_not_by_node(loaded.deck, found); !why.empty()) {
+      throw DeckError(
+          fmt::format("{}: moe.exchange = \"by_node\" {} (use \"direct\"; parallel.ranks_per_node "
+                      "says where ranks count as those of a node)",
+                      loaded.where("moe.exchange"), why));
+    }
+  }
   if (!says(loaded.deck.zero, Secondary::node)) return;
   const std::string why = why_no_secondary(loaded.deck, found);
   if (why.empty()) return;

@@ -1,4 +1,4 @@
-// What a deck says of ZeRO's traffic, and what it leaves open with "auto": zero.secondary,
+// What a deck says of traffic between nodes and of ZeRO's, and what it leaves open with "auto": zero.secondary,
 // zero.quantize.weights and zero.quantize.gradients (ZeRO++, Wang et al. 2023).
 #pragma once
 
@@ -16,7 +16,8 @@ namespace tessera::setup {
 
 /// Throws DeckError where training on ranks on these nodes has no effect of a key about traffic
 /// (deck::check_quantized), or where zero.secondary = "node", but not all groups of data ranks are
-/// on several nodes, as many ranks of each on every node.
+/// on several nodes, as many ranks of each on every node; likewise moe.exchange = "by_node" of the
+/// ranks that divide experts.
 void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
 
 /// A form of the traffic: what the three keys may say.

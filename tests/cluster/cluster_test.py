@@ -428,23 +428,31 @@ class Cluster(RunTest):
 
     def test_expert_bytes(self):
         """Experts on two nodes, to all of which each token goes: half of its copies cross over and come
-        back, forward and backward. Rounded ones are codes and a scale for 128 of them, on multiples of 16."""
+        back, forward and backward. Rounded ones are codes and a scale for 128 of them, on multiples of 16.
+        By node each token goes once and comes back once, and beside it its choices and weights do, and a
+        gradient of each weight, in slots that have room for all tokens; in place of where rows of each
+        expert begin one says how many tokens there are."""
         hidden, layers, context, micro, experts = 256, 2, 64, 2, 4
         sent = {}
-        for dispatch in ("exact", "int8"):
-            with self.subTest(dispatch):
+        for name, way in (("exact", {}), ("int8", {"moe__dispatch": "int8"}),
+                          ("by_node", {"moe__exchange": "by_node"})):
+            with self.subTest(name):
                 counted, reported = self.sent_a_step(
-                    dispatch, short=4, long=24, zero__stage=0, model__hidden=hidden,
+                    name, short=4, long=24, zero__stage=0, model__hidden=hidden,
                     model__layers=layers, model__heads=4, model__context=context, model__bias=False,
                     batch__micro=micro, batch__global=2 * micro, parallel__experts=2,
-                    moe__experts=experts, moe__top_k=experts, moe__ffn_hidden=32,
-                    moe__dispatch=dispatch)
+                    moe__experts=experts, moe__top_k=experts, moe__ffn_hidden=32, **way)
                 self.assertGreaterEqual(counted / reported, 1)
                 self.assertLessEqual(counted / reported, 1 + FRAME_HEADERS)
-                sent[dispatch] = reported
+                sent[name] = reported
         rows = layers * micro * context * experts / 2
         self.assertGreater(sent["exact"], rows * 4 * 4 * hidden)
         self.assertEqual(sent["exact"] - sent["int8"], rows * (4 * hidden - (hidden + 16)))
+        tokens = micro * context
+        slot = tokens + 16  # on multiples of 16, with room for one expert's padding
+        self.assertEqual(sent["exact"] - sent["by_node"], layers * (
+            4 * (experts / 2 - 1) * tokens * 4 * hidden - 3 * slot * experts * 4
+            + 4 * (experts / 2 + 1 - 2)))
 
     def test_onebit_bytes(self):
         """Momentum as signs on two nodes of two ranks, at ZeRO-0, where nothing else travels: one bit

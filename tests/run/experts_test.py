@@ -28,6 +28,15 @@ DIVIDED = ((2, {"parallel__experts": 2}),
                 "offload__optimizer": "host", "offload__activations": "host"}),
            (4, {"parallel__experts": 2, "zero__stage": 1, "guard__check_replicas": 1}),
            (4, {"parallel__experts": 2, "zero__stage": 2, "batch__micro": 1, "zero__reduce": "micro"}))
+# Where these are on several nodes, and tokens go to each once: of several ranks, or of one.
+BY_NODE = ((4, {"parallel__experts": 4, "parallel__ranks_per_node": 2, "batch__micro": 1}),
+           (2, {"parallel__experts": 2, "parallel__ranks_per_node": 1, "recompute__policy": "selective"}),
+           (4, {"parallel__experts": 4, "parallel__ranks_per_node": 2, "batch__micro": 1, "zero__stage": 3,
+                "recompute__policy": "full"}),
+           (4, {"parallel__experts": 2, "parallel__ranks_per_node": 1, "zero__stage": 2,
+                "zero__reduce": "micro", "batch__micro": 1}),
+           (4, {"parallel__experts": 2, "parallel__tensor": 2, "parallel__ranks_per_node": 2,
+                "moe__split": "experts", "zero__stage": 1}))
 ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
               "model__dropout": 0.1, "checkpoint__every": 2, "checkpoint__keep": 9}
 
@@ -67,6 +76,13 @@ class Oracle(ExpertsTest):
         self.compare("deepseek", DIVIDED[:3])
         self.compare("dropping", DIVIDED[:1])
         self.compare("switch", [(4, {"parallel__experts": 4, "batch__micro": 1})])
+
+    def test_tokens_that_go_once_to_each_node(self):
+        layouts = [(ranks, layout | {"moe__exchange": "by_node"}) for ranks, layout in BY_NODE]
+        self.compare("mixtral", layouts)
+        self.compare("deepseek", layouts[1:2] + layouts[3:4])  # a shared expert; experts in groups
+        self.compare("dropping", layouts[1:2])
+        self.compare("jittered", layouts[2:3])
 
     def test_scores_that_do_not_add_up_and_groups(self):
         self.compare("qwen", LAYOUTS[1:4])
@@ -229,6 +245,12 @@ class Shown(ExpertsTest):
         self.assertNotEqual(*losses.values())
         for of in (losses, norms):
             self.assertLess(abs(of["exact"] - of["int8"]), 0.01 * of["exact"])
+        nodes = {"parallel__experts": 2, "parallel__ranks_per_node": 1, "run__steps": 2,
+                 "moe__exchange": "by_node"}
+        for dispatch in ("exact", "int8"):
+            self.train(2, self.deck_of(f"over_{dispatch}", "mixtral", moe__dispatch=dispatch, **nodes))
+            (first, _) = self.steps_of(f"over_{dispatch}")
+            self.assertLess(abs(first["loss"] - losses[dispatch]), 1e-5)
         said = set()
         for dispatch in ("exact", "int8"):
             job = self.run_job(1, "evaluate", self.dir / "int8.toml", "--set", f"moe.dispatch={dispatch}",
@@ -363,6 +385,23 @@ class Refused(ExpertsTest):
                     "(give one of 1)", parallel__experts=2)
         self.expect("mixtral", "zero.tiles = 2 is not possible with parallel.experts = 2",
                     parallel__experts=2, zero__tiles=2)
+        self.expect("mixtral", "moe.exchange has no effect without parallel.experts",
+                    moe__exchange="by_node")
+        self.expect("mixtral", 'moe.exchange = "by_node"', "what experts make of a token is added up by node",
+                    moe__exchange="by_node", parallel__experts=2, run__reproducible="layout")
+
+    def test_nodes_that_tokens_go_to(self):
+        """Refused where there is one node, or where nodes have different numbers of these ranks."""
+        for name, ranks, changes, said in (
+                ("one", 2, {}, "has no effect: all ranks that divide experts are on one node"),
+                ("uneven", 4, {"parallel__ranks_per_node": 3, "parallel__experts": 4, "batch__micro": 1},
+                 "needs as many neighbours on every node, but ranks that divide experts are on nodes "
+                 "0, 0, 0, 1")):
+            deck = self.deck_of(name, "mixtral", **{"parallel__experts": 2, "moe__exchange": "by_node"}
+                                | changes)
+            job = self.run_job(ranks, "train", deck)
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(said, job.output)
 
 
 if __name__ == "__main__":

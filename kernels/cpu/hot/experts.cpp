@@ -230,7 +230,7 @@ void spread_rows(const SpreadRows& a, Range rows) {
         continue;
       }
       const T* from = row_of<T>(a.x, source[r] / a.choices);
-      const Vec weight(weights == nullptr ? 1.0F : weights[source[r]]);
+      const Vec weight(weights[source[r]]);
       for_vectors(
           columns, [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
             store(to + c, load(from + c, n) * weight, n);

@@ -165,7 +165,9 @@ class NcclGroup : public Group {
   }
 
   /// Whole slots: how many rows are used is known on the device alone.
-  void queue(const ExchangeRows& c) { exchange_slots(c.send, c.receive, {.count = shape_.size}); }
+  void queue(const ExchangeRows& c) {
+    exchange_slots(c.send, c.receive, ranks_of(c.among, shape_));
+  }
 
   /// Equal parts of `send` go to the ranks in their order, and parts of `receive` come from them.
   void exchange_slots(const View& send, const View& receive, const RankGroup& ranks) {

@@ -148,6 +148,16 @@ comm::Route sum_route(const PlanInputs& in, const MeshPlace& place, MeshGroup gr
   return rings || other_tree ? one_hop(nodes) : route;
 }
 
+comm::Route expert_route(const PlanInputs& in, const MeshPlace& place) {
+  const Nodes nodes = nodes_of(in, place, MeshGroup::experts);
+  const std::int64_t neighbours = comm::neighbours_of_nodes(nodes.of);
+  const bool over_nodes = in.layout.expert_exchange == ExpertExchange::by_node && neighbours > 0 &&
+                          neighbours < std::ssize(nodes.of);
+  if (over_nodes) return comm::route_over(neighbours, nodes.of, nodes.rank);
+  const comm::GroupShape all = group_shape(in, place, MeshGroup::experts);
+  return {.hops = {{.ranks = {.count = all.size}, .remote = all.size - all.local}}};
+}
+
 bool is_used(const PlanInputs& in, const ChannelRow& channel) {
   const Mesh& mesh = in.layout.mesh;
   if (channel.channel == Channel::matrices && !in.optimizer.matrices) return false;

@@ -44,6 +44,7 @@ struct LayoutInputs {
   bool nccl = false;               // NCCL carries messages and collectives; else our exchange
   std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
   bool split_sequence = true;      // over tensor ranks
+  ExpertExchange expert_exchange = ExpertExchange::direct;
   ContextInputs context;
   PipelineRule pipeline;
 };
@@ -279,6 +280,9 @@ comm::Route gather_route(const PlanInputs& inputs, const MeshPlace& place,
                          MeshGroup group = MeshGroup::data);
 comm::Route sum_route(const PlanInputs& inputs, const MeshPlace& place,
                       MeshGroup group = MeshGroup::data);
+/// How tokens reach experts: one hop among all ranks that divide them or, where it goes by nodes of
+/// as many neighbours each, within a node, behind the one across.
+comm::Route expert_route(const PlanInputs& inputs, const MeshPlace& place);
 /// Whether a channel needs a group: it has several ranks and, if it is for hops across nodes, there
 /// are such hops. The same on all ranks.
 bool is_used(const PlanInputs& inputs, const ChannelRow& channel);

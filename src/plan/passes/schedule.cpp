@@ -440,8 +440,10 @@ class Scheduler {
 
   /// The ranks that divide experts, as the layer of these units sees them.
   model::ExpertRegion expert_region(const std::vector<std::size_t>& units) const {
-    const comm::GroupShape& group = plan_.group(MeshGroup::experts);
-    model::ExpertRegion region{.ranks = group.size, .remote = group.size - group.local};
+    const std::vector<comm::Hop> hops = expert_route(in_, plan_.place).hops;
+    model::ExpertRegion region{.ranks = plan_.group(MeshGroup::experts).size,
+                               .within = hops.front(),
+                               .across = hops.size() > 1 ? hops.back() : comm::Hop{}};
     for (const std::size_t u : units)
       if (sources(u) > 1) region.gradient_step = states_[u].layout.padded;
     return region;

@@ -68,11 +68,11 @@ struct CostOf {
     }
     const comm::WireBytes bytes = wire_bytes_of(plan, op);
     if (std::holds_alternative<comm::Send>(call)) return transfer(bytes, {.intra = 1, .inter = 1});
-    if (std::holds_alternative<comm::ExchangeRows>(call))
-      return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
     if (const comm::Hop among = among_of(call))
       return transfer(bytes,
                       {.intra = among.ranks.count - 1 - among.remote, .inter = among.remote});
+    if (std::holds_alternative<comm::ExchangeRows>(call))
+      return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
     if (passes_on(call)) {  // a rank whose neighbour is on another node makes all wait
       const std::int64_t all = bytes.intra + bytes.inter;
       return group.nodes > 1 ? transfer({.inter = all}, {.inter = 1})

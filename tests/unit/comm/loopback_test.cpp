@@ -211,6 +211,46 @@ TEST_P(LoopbackGroups, ExchangeRowsThatAreUsed) {
   }
 }
 
+// Every other rank, or every third: each takes part with those that leave the same.
+TEST_P(LoopbackGroups, ExchangeRowsAmongSome) {
+  constexpr std::int64_t kSlot = 16, kColumns = 5;
+  for (const std::int64_t stride : {2, 3}) {
+    if (size_ % stride != 0) continue;
+    const std::int64_t among = size_ / stride;
+    const auto value = [&](std::int64_t from, std::int64_t to, std::int64_t i) {
+      return static_cast<float>(from * 1000003 + to * 7919 + i);
+    };
+    std::vector<std::vector<float>> send(ranks_), receive(ranks_), expected(ranks_);
+    std::vector<std::vector<std::int32_t>> begins(ranks_);
+    for (std::int64_t own = 0; own < size_; ++own) {
+      const auto r = static_cast<std::size_t>(own);
+      for (std::int64_t k = 0; k < among; ++k) {
+        const std::int64_t other = own % stride + k * stride;
+        for (std::int64_t i = 0; i < kSlot * kColumns; ++i) {
+          send[r].push_back(value(own, other, i));
+          expected[r].push_back(value(other, own, i));
+        }
+        begins[r].insert(begins[r].end(), {0, kSlot});
+      }
+      receive[r].resize(send[r].size());
+    }
+    Ranks(size_, sends_, 1).run([&](std::int64_t rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      const View used(reinterpret_cast<std::byte*>(begins[r].data()), DType::i32,
+                      {among, std::int64_t{2}});
+      const auto rows = [&](std::vector<float>& of) {
+        return view(of, 0, std::ssize(of)).reshaped({among * kSlot, kColumns});
+      };
+      return ExchangeRows{.send = rows(send[r]),
+                          .receive = rows(receive[r]),
+                          .send_begins = used,
+                          .receive_begins = used,
+                          .among = {.ranks = {rank % stride, among, stride}}};
+    });
+    EXPECT_TRUE(receive == expected) << "every " << stride;
+  }
+}
+
 // Each rank sends each another number of elements, itself too, and some nothing.
 TEST_P(LoopbackGroups, ExchangeRanges) {
   for (unsigned seed = 0; seed < 4; ++seed) {

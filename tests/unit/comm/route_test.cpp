@@ -88,6 +88,16 @@ TEST(Route, CrossesNodesOnceWhereRanksAreRegular) {
   }
 }
 
+TEST(Route, KnowsHowManyNeighboursNodesHave) {
+  const auto of = [](const std::vector<int>& node_of) { return neighbours_of_nodes(node_of); };
+  EXPECT_EQ(of({0, 0, 0}), 3);
+  EXPECT_EQ(of({0, 0, 1, 1}), 2);
+  EXPECT_EQ(of({2, 7}), 1);
+  EXPECT_EQ(of({0, 1, 0, 1}), 0) << "no neighbours";
+  EXPECT_EQ(of({0, 0, 0, 1}), 0);
+  EXPECT_EQ(of({0, 0, 1}), 0);
+}
+
 TEST(Route, IsOneHopElsewhere) {
   expect_sums({0}, 1);
   expect_sums({3, 3, 3}, 1);           // one node

@@ -301,6 +301,18 @@ TEST_F(BackEnds, AgreeOnExperts) {
                                 .weights = weights,
                                 .place = place,
                                 .out = make(DType::f32, {tokens, columns})});
+        run(device,
+            PartsOfChoices{
+                .experts = chosen,
+                .place = place,
+                .parts = make(DType::i32, {tokens, std::min<std::int64_t>(choices, own.count())}),
+                .own = make(DType::i32, {tokens, choices}),
+                .first = own.begin,
+                .count = own.count()});
+        run(device, SpreadRows{.x = x.view(),
+                               .source = source,
+                               .rows = make(DType::bf16, {rows, columns}),
+                               .choices = choices});
       }
       return out;
     };

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <random>
+#include <set>
 
 #include "tests/unit/kernels/support.hpp"
 
@@ -284,6 +287,91 @@ TEST(Dispatch, LeavesWithoutRowsWhatIsCountedAsDropped) {
                                  .dropped = dropped.view(),
                                  .capacity = part.capacity});
         EXPECT_EQ(dropped[0], static_cast<double>(std::ranges::count(places, -1.0)));
+      }
+    }
+  });
+}
+
+// Numbers of one, two and many experts in a part, with choices of other experts, and without rows.
+TEST(PartsOfChoices, AreThoseOfChoicesThatHaveRows) {
+  for_devices([](Device& device) {
+    for (const auto& [first, of_part, count, experts] :
+         {std::array<std::int64_t, 4>{0, 4, 2, 8}, {0, 1, 8, 8}, {2, 3, 3, 12}, {0, 9, 1, 9}}) {
+      const Tensor chosen = random_choice(300, 4, experts, 5);
+      const Dispatched limited(device, chosen, experts, {first, of_part * count, 40});
+      EXPECT_GT(std::ranges::count(limited.place.numbers(), -1.0), 0);
+      for (const Tensor* place : {static_cast<const Tensor*>(nullptr), &limited.place}) {
+        SCOPED_TRACE(fmt::format("{} parts of {} from {} on", count, of_part, first));
+        const std::int64_t most = std::min<std::int64_t>(4, count);
+        const Tensor parts(DType::i32, {300, most}), own(DType::i32, {300, 4});
+        run(device, PartsOfChoices{.experts = chosen.view(),
+                                   .place = place == nullptr ? View() : place->view(),
+                                   .parts = parts.view(),
+                                   .own = own.view(),
+                                   .first = first,
+                                   .of_part = of_part,
+                                   .count = count});
+        for (std::int64_t n = 0; n < 300; ++n) {
+          std::set<std::int64_t> want;
+          for (std::int64_t i = 4 * n; i < 4 * n + 4; ++i) {
+            const auto e = static_cast<std::int64_t>(chosen[i]) - first;
+            const bool here =
+                e >= 0 && e < of_part * count && (place == nullptr || (*place)[i] >= 0);
+            ASSERT_EQ(own[i], here ? static_cast<double>(e + 1) : 0.0);
+            if (here) want.insert(e / of_part + 1);
+          }
+          for (std::int64_t i = most * n; i < most * (n + 1); ++i) {
+            ASSERT_EQ(parts[i], want.empty() ? 0.0 : static_cast<double>(*want.begin()));
+            if (!want.empty()) want.erase(want.begin());
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(PartsOfChoices, RefusesWhatThereIsNot) {
+  const Tensor chosen(DType::i32, {5, 2}), parts(DType::i32, {5, 2}), own(DType::i32, {5, 2});
+  PartsOfChoices call{
+      .experts = chosen.view(), .parts = parts.view(), .own = own.view(), .of_part = 3, .count = 2};
+  for_devices([&](Device& device) {
+    run(device, call);
+    for (const auto& change : std::vector<std::function<void(PartsOfChoices&)>>{
+             [](PartsOfChoices& c) { c.first = -1; }, [](PartsOfChoices& c) { c.of_part = 0; },
+             [](PartsOfChoices& c) { c.count = 1; }, [](PartsOfChoices& c) { c.of_part = 257; }}) {
+      PartsOfChoices other = call;
+      change(other);
+      EXPECT_THROW(run(device, other), InternalError);
+    }
+  });
+}
+
+// Rows of 4, 6 and 16 bytes' multiples, as words of a GPU are; and of any type.
+TEST(SpreadRows, CopiesBytesAsTheyAre) {
+  for_devices([](Device& device) {
+    const Tensor chosen = random_choice(37, 2, 8, 2);
+    const Dispatched d(device, chosen, 8, {0, 8});
+    for (const auto& [type, columns] : {std::pair{DType::u8, 6},
+                                        {DType::u8, 20},
+                                        {DType::u8, 96},
+                                        {DType::i32, 5},
+                                        {DType::i64, 3},
+                                        {DType::bf16, 7}}) {
+      SCOPED_TRACE(fmt::format("{} of {}", columns, to_string(type)));
+      const std::int64_t bytes = columns * size_of(type), rows = d.source.size();
+      std::vector<std::uint8_t> from(static_cast<std::size_t>(37 * bytes)),
+          to(static_cast<std::size_t>(rows * bytes), 7);
+      std::mt19937 random(3);
+      for (std::uint8_t& byte : from) byte = static_cast<std::uint8_t>(random());
+      run(device,
+          SpreadRows{.x = View(reinterpret_cast<std::byte*>(from.data()), type, {37, columns}),
+                     .source = d.source.view(),
+                     .rows = View(reinterpret_cast<std::byte*>(to.data()), type, {rows, columns}),
+                     .choices = 2});
+      for (std::int64_t i = 0; i < std::ssize(to); ++i) {
+        const auto copy = static_cast<std::int64_t>(d.source[i / bytes]);
+        const auto at = static_cast<std::size_t>(copy / 2 * bytes + i % bytes);
+        ASSERT_EQ(to[static_cast<std::size_t>(i)], copy < 0 ? 0 : from[at]) << "byte " << i;
       }
     }
   });
@@ -680,6 +768,28 @@ TEST(ExpertProducts, AgreeWithDouble) {
             d_w.value[i] *= 2, d_w.magnitude[i] *= 2;
         }
       }
+    }
+  });
+}
+
+// So many rows that those behind the first of them, which are added, are cut in as large pieces as
+// a product's library has scratch for.
+TEST(ExpertProducts, RowsOfAnExpertThatAreAddedHaveTheirScratch) {
+  const std::int64_t rows = 2048 + 1024, out = 512, in = 256;
+  for_cpu_devices_and_types([&](Device& device, DType type) {
+    const auto x = Tensor::random(type, {rows, in}, 1), d_y = Tensor::random(type, {rows, out}, 2);
+    const Tensor begins(DType::i32, {2}), d_w(DType::f32, {out, in});
+    begins.view().as<std::int32_t>()[1] = static_cast<std::int32_t>(rows);
+    run(device,
+        ExpertLinearBackwardWeight{
+            .d_y = d_y.view(), .x = x.view(), .begins = begins.view(), .d_weight = d_w.view()});
+    for (std::int64_t at = 0; at < d_w.size(); at += 4099) {
+      double sum = 0, size = 0;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const double term = d_y[r * out + at / in] * x[r * in + at % in];
+        sum += term, size += std::abs(term);
+      }
+      EXPECT_NEAR(d_w[at], sum, 0x1p-24 * (sum_depth(rows) + 1) * size) << at;
     }
   });
 }

@@ -39,7 +39,7 @@ TEST(Check, RejectsHopsThatMakeNoWhole) {
           Plan wrong = plan;
           std::visit(
               [&](auto& collective) {
-                if constexpr (requires { collective.among; }) change(collective);
+                if constexpr (requires { collective.among, collective.blocks; }) change(collective);
               },
               std::get<comm::CollectiveCall>(wrong.ops[i].call));
           EXPECT_THROW(check(wrong), InternalError)

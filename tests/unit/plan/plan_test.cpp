@@ -643,6 +643,59 @@ TEST(MakePlan, CopiesTravelBesideTheSharedExpert) {
   }
 }
 
+/// Rows that ranks of two nodes, two each, are expected to send to the other in a step of one
+/// layer, by kind of call, where each token has four of eight experts; dropout of copies and
+/// recomputation as told.
+struct Crossings {
+  std::int64_t exchanges = 0, rows = 0, bytes = 0;
+};
+Crossings crossings_of(ExpertExchange exchange, double capacity, Recompute recompute) {
+  Case c = make_case(0, 4, 1, ReduceWhen::micro);
+  PlanInputs& in = c.inputs;
+  model::ModelConfig& m = in.model.config;
+  m.layers = 1, m.bias = false;
+  m.experts = {.count = 8, .hidden = 8, .capacity = capacity, .routing = {.choices = 4}};
+  in.model.units = model::model_units(m, 1, {.expert_ranks = true});
+  in.layout.mesh.experts = 4;
+  in.layout.node_of = {0, 0, 1, 1};
+  in.layout.expert_exchange = exchange;
+  in.recompute = recompute;
+  const Plan plan = make_plan(in, c.shape, {.data = 2});
+  check(plan);
+  Crossings all;
+  for (const Op& op : plan.ops) {
+    if (op.kind != OpKind::experts) continue;
+    all.bytes += wire_bytes_of(plan, op).inter;
+    const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    if (const auto* rows = std::get_if<comm::ExchangeRows>(call);
+        rows != nullptr && rows->across > 0)
+      ++all.exchanges, all.rows += rows->across;
+  }
+  return all;
+}
+
+// Half of the experts are elsewhere: of four choices two, and that there is one has probability
+// 1 - (4 3 2 1) / (8 7 6 5) = 69 / 70. A token goes there and comes back forward and backward; where
+// blocks are made again it goes there again, and copies, but no sums of them, come back again.
+TEST(MakePlan, TokensCrossNodesOnce) {
+  const Case c = make_case(0, 4, 1, ReduceWhen::micro);
+  const std::int64_t tokens = c.shape.micro * c.shape.sequence;
+  for (const double capacity : {0.0, 1.5}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      SCOPED_TRACE(fmt::format("capacity {}, {}", capacity, enum_word(recompute)));
+      const Crossings direct = crossings_of(ExpertExchange::direct, capacity, recompute),
+                      by_node = crossings_of(ExpertExchange::by_node, capacity, recompute);
+      const bool again = recompute == Recompute::full;
+      const std::int64_t of_copies = again ? 6 : 4, of_tokens = again ? 5 : 4;
+      EXPECT_EQ(direct.exchanges, of_copies);
+      EXPECT_EQ(direct.rows, of_copies * 2 * tokens);
+      EXPECT_EQ(by_node.exchanges, of_tokens);
+      EXPECT_EQ(by_node.rows, of_tokens * ((69 * tokens + 69) / 70));
+      EXPECT_LT(by_node.bytes, direct.bytes);
+    }
+  }
+}
+
 TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
   std::vector<std::int64_t> bytes;
   for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
