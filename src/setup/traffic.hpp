@@ -1,5 +1,5 @@
-// What a deck says of traffic between nodes and of ZeRO's, and what it leaves open with "auto": zero.secondary,
-// zero.quantize.weights and zero.quantize.gradients (ZeRO++, Wang et al. 2023).
+// What a deck says of traffic between nodes and of ZeRO's, and what it leaves open with "auto":
+// zero.secondary, zero.quantize.weights and zero.quantize.gradients (ZeRO++, Wang et al. 2023).
 #pragma once
 
 #include <functional>

@@ -675,8 +675,9 @@ Crossings crossings_of(ExpertExchange exchange, double capacity, Recompute recom
 }
 
 // Half of the experts are elsewhere: of four choices two, and that there is one has probability
-// 1 - (4 3 2 1) / (8 7 6 5) = 69 / 70. A token goes there and comes back forward and backward; where
-// blocks are made again it goes there again, and copies, but no sums of them, come back again.
+// 1 - (4 3 2 1) / (8 7 6 5) = 69 / 70. A token goes there and comes back forward and backward;
+// where blocks are made again it goes there again, and copies, but no sums of them, come back
+// again.
 TEST(MakePlan, TokensCrossNodesOnce) {
   const Case c = make_case(0, 4, 1, ReduceWhen::micro);
   const std::int64_t tokens = c.shape.micro * c.shape.sequence;
