@@ -322,15 +322,10 @@ class Bench {
     BenchMemory memory(tier_);
     const std::int64_t count = 8, tokens = m.samples * m.tokens, columns = m.columns;
     const Routing routing{.choices = 2, .normalized = true};
-    const std::int64_t copies = tokens * routing.choices,
-                       all = dispatched_rows(tokens, routing.choices, count);
     const View logits = memory.floats(DType::f32, {tokens, count}),
                stats = memory.zeros(DType::f32, {tokens, kRouteStats}),
                chosen = memory.zeros(DType::i32, {tokens, routing.choices}),
                weights = memory.zeros(DType::f32, {tokens, routing.choices}),
-               place = memory.zeros(DType::i32, {tokens, routing.choices}),
-               source = memory.zeros(DType::i32, {all}),
-               begins = memory.zeros(DType::i32, {count + 1}),
                load = memory.zeros(DType::f32, {2, m.samples, count});
     const View counts = load.row_range(0, m.samples);
     // Each finds what those before it have written.
@@ -363,25 +358,33 @@ class Bench {
                        .verdict = memory.filled({kVerdictFields}, 1),
                        .rate = 1e-3F},
         text(logits));
+    copies(chosen, weights, count, columns);
+  }
+
+  /// Of tokens for the experts that they have chosen.
+  void copies(const View& chosen, const View& weights, std::int64_t count, std::int64_t columns) {
+    BenchMemory memory(tier_);
+    const std::int64_t tokens = chosen.rows(), choices = chosen.cols(),
+                       all = dispatched_rows(tokens, choices, count);
+    const View place = memory.zeros(DType::i32, {tokens, choices}),
+               source = memory.zeros(DType::i32, {all}),
+               begins = memory.zeros(DType::i32, {count + 1});
     row(Dispatch{.experts = chosen, .place = place, .source = source, .begins = begins},
         text(chosen));
     row(PartsOfChoices{.experts = chosen,
                        .place = place,
-                       .parts = memory.zeros(DType::i32,
-                                             {tokens, std::min<std::int64_t>(routing.choices, 2)}),
-                       .own = memory.zeros(DType::i32, {tokens, routing.choices}),
-                       .of_part = count / 2,
-                       .count = 2},
+                       .parts = memory.zeros(DType::i32, {tokens, choices}),
+                       .own = memory.zeros(DType::i32, {tokens, choices}),
+                       .of_part = count / choices,
+                       .count = choices},
         text(chosen));
     const View x = memory.floats(type_, {tokens, columns}),
                rows = memory.floats(type_, {all, columns});
-    row(
-        SpreadRows{
-            .x = x, .weights = {}, .source = source, .rows = rows, .choices = routing.choices},
+    row(SpreadRows{.x = x, .weights = {}, .source = source, .rows = rows, .choices = choices},
         text(rows));
     row(CombineRows{.rows = rows, .weights = weights, .place = place, .out = x}, text(rows));
     row(RowDots{.x = x, .rows = rows, .place = place, .dots = weights}, text(rows));
-    expert_products(rows, begins, copies);
+    expert_products(rows, begins, tokens * choices);
   }
 
   /// Of rows that begin where `begins` says, with an expert's square matrix each.

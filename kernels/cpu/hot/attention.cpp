@@ -566,12 +566,12 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
   const HeadRows q{&a.q, drop.sample, t, rows, drop.head, a.shape.head_dim},
       d_out{&a.d_out, drop.sample, t, rows, drop.head, a.shape.values()};
   const float scale = O::scale_before(a.shape.scale);
-  O::pack_left(q, scale, x.q, x.q_ld);
-  O::pack_left(d_out, 1.0F, x.d_out, x.v_ld);
-  if (O::kRounds) {
-    O::pack_right(q, scale, x.q_right, x.dims.q);
-    O::pack_right(d_out, 1.0F, x.d_out_right, x.dims.v);
+  if (O::kOfWord > 1) {
+    O::pack_left(q, scale, x.q, x.q_ld);
+    O::pack_left(d_out, 1.0F, x.d_out, x.v_ld);
   }
+  O::pack_right(q, scale, x.q_right, x.dims.q);
+  O::pack_right(d_out, 1.0F, x.d_out_right, x.dims.v);
   backward_scores(a, drop, head, tile, x);
   // Of each column, with the rows of `right`.
   const auto add_columns = [&](const TileA<Word>& left, const Word* right, std::int64_t ld, int n,

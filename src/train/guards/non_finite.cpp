@@ -85,7 +85,56 @@ std::vector<View> made_or_met(const plan::Op& op, const plan::Call& call) {
   return written;
 }
 
+/// Where rows of the experts that an op multiplies begin; nothing of others.
+std::optional<View> begins_of(const plan::Call& call) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&call);
+  if (kernel == nullptr) return std::nullopt;
+  return std::visit(
+      [](const auto& args) -> std::optional<View> {
+        using Args = std::decay_t<decltype(args)>;
+        if constexpr (std::is_same_v<Args, kernels::ExpertLinear> ||
+                      std::is_same_v<Args, kernels::ExpertLinearBackwardInput>)
+          return args.begins;
+        return std::nullopt;
+      },
+      *kernel);
+}
+
+/// Whether an op reads of rows of copies only those that there are.
+bool knows_rows(const plan::Call& call) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&call);
+  if (kernel == nullptr) return false;
+  return std::visit(
+      [](const auto& args) {
+        return requires { args.begins; }
+        || requires { args.place; }
+        || requires { args.source; };
+      },
+      *kernel);
+}
+
 }  // namespace
+
+NonFiniteFinder::NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs,
+                                 memory::Tier& tier)
+    : plan_(plan), inputs_(inputs), tier_(tier), partly_(plan.buffers.size()) {
+  const auto buffer = [](const View& v) { return static_cast<std::size_t>(plan::buffer_of(v)); };
+  for (const plan::Op& op : plan.ops) {
+    const auto* collective = std::get_if<comm::CollectiveCall>(&op.call);
+    const auto* rows =
+        collective == nullptr ? nullptr : std::get_if<comm::ExchangeRows>(collective);
+    if (rows != nullptr) partly_[buffer(rows->receive)] = true;
+    if (!std::holds_alternative<kernels::KernelCall>(op.call)) continue;
+    bool partly = begins_of(op.call).has_value();
+    plan::each_view(op.call, [&](const View& v, kernels::Access access) {
+      if (v && access == kernels::Access::read && !knows_rows(op.call))
+        partly = partly || partly_[buffer(v)];
+    });
+    plan::each_view(op.call, [&](const View& v, kernels::Access access) {
+      if (v && partly && access != kernels::Access::read) partly_[buffer(v)] = true;
+    });
+  }
+}
 
 Executor::Hooks NonFiniteFinder::hooks() {
   return {.before = [this](const auto& op) { examine(op, about_to_be_summed); },
@@ -96,6 +145,17 @@ Executor::Hooks NonFiniteFinder::hooks() {
 bool NonFiniteFinder::of_a_node(const plan::Op& op, const View& symbolic) const {
   return op.kind == plan::OpKind::reduce_gradients &&
          plan_.buffer(plan::buffer_of(symbolic)).purpose != plan::BufferPurpose::gradients;
+}
+
+View NonFiniteFinder::defined(const plan::Call& real, const View& symbolic,
+                              const View& written) const {
+  if (!partly_[static_cast<std::size_t>(plan::buffer_of(symbolic))]) return written;
+  const std::optional<View> begins = begins_of(real);
+  if (!begins) return {};
+  std::vector<std::byte> copy;
+  const auto bytes = tier_.host_bytes(begins->data, begins->span_bytes(), copy);
+  const auto* begin = reinterpret_cast<const std::int32_t*>(bytes.data());
+  return written.row_range(0, begin[begins->elements() - 1]);
 }
 
 bool NonFiniteFinder::found_before(std::int64_t op) const {
@@ -114,8 +174,9 @@ void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
   const std::int64_t number = &op - plan_.ops.data();
   const std::vector<View> symbolic = looks(op, op.call), real = looks(op, bound.call);
   for (std::size_t i = 0; i < real.size() && !found_before(number); ++i) {
-    View seen = real[i];
-    if (!may_be_non_finite(seen.type) || of_a_node(op, symbolic[i])) continue;
+    if (!may_be_non_finite(real[i].type) || of_a_node(op, symbolic[i])) continue;
+    View seen = defined(bound.call, symbolic[i], real[i]);
+    if (!seen || seen.rows() == 0) continue;
     std::vector<std::byte> copy;
     seen.data = const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy).data());
     if (const auto at = first_non_finite(seen)) {

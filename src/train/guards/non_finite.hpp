@@ -15,12 +15,12 @@ namespace tessera::train {
 class NonFiniteFinder {
  public:
   /// `tier` is where the plan's buffers are.
-  NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs, memory::Tier& tier)
-      : plan_(plan), inputs_(inputs), tier_(tier) {}
+  NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs, memory::Tier& tier);
 
   /// Looks at everything that each op of the compute stream writes, and at gradients before and
-  /// after they are summed over ranks, until something is not finite. This object must outlive
-  /// their calls.
+  /// after they are summed over ranks, until something is not finite. Of rows of copies of tokens
+  /// only those that experts have made are looked at: what lies behind them is anything. This
+  /// object must outlive their calls.
   Executor::Hooks hooks();
 
   /// The first such op in the plan's order, and its tensor; nothing if all was finite.
@@ -34,6 +34,8 @@ class NonFiniteFinder {
   /// What to look at of a call of an op.
   using Looks = std::vector<View> (*)(const plan::Op& op, const plan::Call& call);
   bool of_a_node(const plan::Op& op, const View& symbolic) const;
+  /// What is defined of a view that an op has written.
+  View defined(const plan::Call& real, const View& symbolic, const View& written) const;
   bool found_before(std::int64_t op) const;
   void note(Found found);
   void examine(const BoundPlan::BoundOp& op, Looks looks);
@@ -41,6 +43,7 @@ class NonFiniteFinder {
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;
   memory::Tier& tier_;
+  std::vector<bool> partly_;  // by buffer: whether only some of its rows are defined
   mutable std::mutex mutex_;  // of found_: ops of other streams are looked at by their thread
   std::optional<Found> found_;
 };

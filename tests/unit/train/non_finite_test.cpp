@@ -47,6 +47,16 @@ class Zeros {
     value = 0;
     return finder.found() ? finder.found()->tensor : "";
   }
+  const std::vector<train::BoundPlan::BoundOp>& ops() const { return bound_->ops(); }
+  /// Whether something is found after `op` where row `row` of what it has written is not finite.
+  bool finds(const train::BoundPlan::BoundOp& op, const View& written, std::int64_t row) {
+    auto& value = written.as<float>()[row * written.ld];
+    value = std::numeric_limits<float>::quiet_NaN();
+    train::NonFiniteFinder finder(plan_, inputs_, tier_);
+    finder.hooks().after(op);
+    value = 0;
+    return finder.found().has_value();
+  }
   static View summed(const train::BoundPlan::BoundOp& op) {
     return std::get<kernels::ExactSum>(std::get<kernels::KernelCall>(op.call)).x;
   }
@@ -85,6 +95,35 @@ TEST(NonFiniteFinder, NamesTheTensorOfASumThatOverflows) {
       EXPECT_GT(named, 0U);
     }
   }
+}
+
+// Behind the rows that experts have made lies whatever was there before.
+TEST(NonFiniteFinder, LooksAtRowsThatExpertsHaveMade) {
+  const auto device = kernels::make_cpu_device({});
+  auto inputs = plan_inputs_of(mixtral_like(), *device, DType::f32);
+  inputs.layout.mesh.data = inputs.layout.mesh.experts = 2;
+  Zeros run(inputs, {.data = 1});
+  int made = 0, activated = 0, combined = 0;
+  for (const auto& op : run.ops()) {
+    const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+    if (kernel == nullptr) continue;
+    if (const auto* product = std::get_if<kernels::ExpertLinear>(kernel)) {
+      auto* begins = product->begins.as<std::int32_t>();
+      for (std::int64_t e = 1; e < product->begins.elements(); ++e) begins[e] = 16;
+      EXPECT_TRUE(run.finds(op, product->y, 15));
+      EXPECT_FALSE(run.finds(op, product->y, 16));
+      ++made;
+    } else if (const auto* activate = std::get_if<kernels::Activate>(kernel)) {
+      EXPECT_FALSE(run.finds(op, activate->y.matrix(), 16));
+      ++activated;
+    } else if (const auto* combine = std::get_if<kernels::CombineRows>(kernel)) {
+      EXPECT_TRUE(run.finds(op, combine->out, 0));
+      ++combined;
+    }
+  }
+  EXPECT_GT(made, 0);
+  EXPECT_GT(activated, 0);
+  EXPECT_GT(combined, 0);
 }
 
 }  // namespace
