@@ -119,7 +119,8 @@ struct Attention {
 };
 
 inline void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
-  TESSERA_CHECK(s.window >= 0 && s.soft_cap >= 0, "window {}, soft cap {}", s.window, s.soft_cap);
+  TESSERA_CHECK(s.window >= 0 && s.soft_cap >= 0 && s.scale > 0, "window {}, soft cap {}, scale {}",
+                s.window, s.soft_cap, s.scale);
   TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.value_dim >= 0 &&
                     s.skip >= 0 && (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
                     s.kv_head_of(s.heads - 1) < s.kv_heads,

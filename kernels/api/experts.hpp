@@ -191,9 +191,10 @@ constexpr std::int64_t dispatched_rows(std::int64_t tokens, std::int64_t choices
 
 /// The order of copies by expert, those of an expert in the order of tokens and choices. Only
 /// copies that go to the own experts, G neighbours, have rows, and of an expert's only the first
-/// `capacity` (Fedus et al. 2021, Switch Transformer, section 2.2). A token's choices are different
-/// experts, as those of Route. With several `parts` the own experts are so many equal ranges, and
-/// each has a slot of R / parts rows, from whose begin its rows are counted in `begins`.
+/// `capacity` (Fedus et al. 2021, Switch Transformer, section 2.2). A token's choices of own
+/// experts are different ones, as those of Route. With several `parts` the own experts are so many
+/// equal ranges, and each has a slot of R / parts rows, from whose begin its rows are counted in
+/// `begins`.
 struct Dispatch {
   static constexpr const char* kName = "dispatch";
   View experts;  // (N, K) i32
@@ -451,9 +452,8 @@ inline void check(const ExpertLoad& a) {
 inline void check(const Dispatch& a) {
   const std::int64_t own = a.own(), all = a.experts_of_all();
   check_flat({a.experts, a.place}, DType::i32, a.experts.elements());
-  TESSERA_CHECK(own >= 1 && a.first >= 0 && a.first + own <= all && own <= kMostExperts &&
-                    a.experts.cols() <= all,
-                "{} experts from {} on, {} choices of {}", own, a.first, a.experts.cols(), all);
+  TESSERA_CHECK(own >= 1 && a.first >= 0 && a.first + own <= all && own <= kMostExperts,
+                "{} experts from {} on, of {}", own, a.first, all);
   TESSERA_CHECK(a.capacity >= 0 && a.parts >= 1 && own % a.parts == 0,
                 "a capacity of {}, {} parts of {} experts", a.capacity, a.parts, own);
   check_flat({a.begins}, DType::i32, own + a.parts);

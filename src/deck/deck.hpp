@@ -97,7 +97,6 @@ struct MoeSection {
   double jitter = 0;
   ExpertSplit split = ExpertSplit::width;
   ExpertDispatch dispatch = ExpertDispatch::exact;
-  ExpertExchange exchange = ExpertExchange::direct;
   double aux_loss = 0.01;
   AuxOver aux_over = AuxOver::sequence;
   double z_loss = 0;
@@ -337,6 +336,7 @@ struct ParallelSection {
   std::int64_t pipeline = 1;
   std::int64_t data = 0;  // 0: the rest of the ranks
   std::int64_t experts = 1;
+  ExpertExchange expert_exchange = ExpertExchange::direct;
   std::int64_t context = 1;
   ContextKind context_kind = ContextKind::automatic;
   bool sequence = true;

@@ -31,7 +31,8 @@ class ExpertsChecker : DeckChecker {
   /// keys say nothing.
   void unused() {
     needs("parallel.experts", deck_.parallel.experts > 1, false, "moe.experts");
-    by_node();
+    needs("parallel.expert_exchange", deck_.parallel.expert_exchange != ExpertExchange::direct,
+          false, "moe.experts");
     section_needs("moe", "moe.experts", {"moe.ffn_hidden", "moe.normalize"});
   }
 
@@ -151,12 +152,14 @@ class ExpertsChecker : DeckChecker {
 
   /// Sums of what experts of a node have made of a token, which have an order of their own.
   void by_node() {
-    if (!usable({"moe.exchange"}) || moe_.exchange == ExpertExchange::direct) return;
+    const bool asked = deck_.parallel.expert_exchange == ExpertExchange::by_node;
+    if (!usable({"parallel.expert_exchange"}) || !asked) return;
     if (usable({"parallel.experts"}))
-      needs("moe.exchange", true, deck_.parallel.experts > 1, "parallel.experts");
-    not_with("moe.exchange = \"by_node\"", "run.reproducible",
+      needs("parallel.expert_exchange", true, deck_.parallel.experts > 1, "parallel.experts");
+    not_with("parallel.expert_exchange = \"by_node\"", "run.reproducible",
              deck_.run.reproducible == Reproducible::layout,
-             "what experts make of a token is added up by node", "use moe.exchange = \"direct\"");
+             "what experts make of a token is added up by node",
+             "use parallel.expert_exchange = \"direct\"");
   }
 
   /// What does not go with experts.

@@ -465,13 +465,6 @@ constexpr SchemaRow kRows[] = {
         "takes the rounding for none, and what experts make travels as it is. Rounded wherever "
         "they are, so that losses are the same on every layout; evaluation rounds nothing",
         {.on_resume = event}),
-    row<&Deck::model, &ModelSection::moe, &MoeSection::exchange>(
-        "moe.exchange",
-        "how tokens come to experts of the other ranks of parallel.experts: direct, a copy for "
-        "each expert goes to the rank that has it; by_node, a token goes once to each node that "
-        "has experts for it, copies are made there, and their sum comes back, which sends less "
-        "between nodes wherever tokens have several experts on one",
-        {.on_resume = event}),
     row<&Deck::model, &ModelSection::moe, &MoeSection::aux_loss>(
         "moe.aux_loss",
         "what the balance of experts weighs in the training loss: a in a E sum(f p), the mean over "
@@ -961,6 +954,13 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::parallel, &ParallelSection::experts>(
         "parallel.experts", "neighbouring data ranks that divide each layer's experts among them",
         {.limits = kRanks}),
+    row<&Deck::parallel, &ParallelSection::expert_exchange>(
+        "parallel.expert_exchange",
+        "how tokens come to experts of other ranks: direct, a copy for each expert goes to the "
+        "rank "
+        "that has it; by_node, a token goes once to each node that has experts for it, copies are "
+        "made there, and their sum comes back, which sends less between nodes wherever tokens have "
+        "several experts on one"),
     row<&Deck::parallel, &ParallelSection::context>(
         "parallel.context",
         "neighbouring ranks that divide each sequence among them, each with two chunks of it; they "

@@ -139,8 +139,12 @@ double share_of_tokens(const Routing& r, std::int64_t experts, std::int64_t part
     const auto left = static_cast<double>(experts - k);
     none *= std::max(0.0, left - static_cast<double>(experts) / static_cast<double>(parts)) / left;
   }
-  // Experts of open groups are in so many parts at most.
-  const std::int64_t most = r.open_groups * std::max<std::int64_t>(1, ceil_div(parts, r.groups));
+  // Experts of a group are in so many parts at most.
+  const std::int64_t group = experts / r.groups, part = experts / parts;
+  const std::int64_t touched = part % group == 0   ? 1
+                               : group % part == 0 ? group / part
+                                                   : (group - 2) / part + 2;
+  const std::int64_t most = r.open_groups * touched;
   return std::min(1 - none, static_cast<double>(most) / static_cast<double>(parts));
 }
 

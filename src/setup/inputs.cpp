@@ -339,7 +339,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                        .codes = frozen_codes(deck.model.frozen),
                                        .experts = deck.model.moe.split,
                                        .expert_ranks = deck.parallel.experts > 1});
-  in.layout.expert_exchange = deck.model.moe.exchange;
+  in.layout.expert_exchange = deck.parallel.expert_exchange;
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "deck/ranks.hpp"
 #include "plan/passes/make_plan.hpp"
@@ -35,24 +36,33 @@ std::string why_no_secondary(const deck::Deck& deck, std::span<const int> found)
   return "";
 }
 
-/// The same of moe.exchange = "by_node".
+/// The same of parallel.expert_exchange = "by_node".
 std::string why_not_by_node(const deck::Deck& deck, std::span<const int> found) {
   plan::PlanInputs in;
   in.layout.mesh = mesh_of(deck, std::ssize(found));
   in.layout.node_of = nodes_of(deck, found);
-  bool several = false;
+  std::map<std::int64_t, std::string> by_neighbours;  // of each number one group's nodes
   for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {
     std::vector<int> nodes;
     for (const int of : in.layout.mesh.members(r, MeshGroup::experts))
       nodes.push_back(at(in.layout.node_of, of));
-    if (comm::neighbours_of_nodes(nodes) == 0) {
-      return fmt::format(
-          "needs as many neighbours on every node, but ranks that divide experts are on nodes {}",
-          fmt::join(nodes, ", "));
-    }
-    several = several || nodes.front() != nodes.back();
+    by_neighbours.try_emplace(comm::neighbours_of_nodes(nodes),
+                              fmt::format("{}", fmt::join(nodes, ", ")));
   }
-  return several ? "" : "has no effect: all ranks that divide experts are on one node";
+  if (const auto uneven = by_neighbours.find(0); uneven != by_neighbours.end()) {
+    return fmt::format(
+        "needs as many neighbours on every node, but ranks that divide experts are on nodes {}",
+        uneven->second);
+  }
+  if (by_neighbours.size() > 1) {
+    return fmt::format(
+        "needs all groups of ranks that divide experts to lie on nodes alike, but some are on "
+        "nodes {}, others on {}",
+        by_neighbours.begin()->second, by_neighbours.rbegin()->second);
+  }
+  return by_neighbours.begin()->first < in.layout.mesh.experts
+             ? ""
+             : "has no effect: all ranks that divide experts are on one node";
 }
 
 bool says(const deck::ZeroSection& zero, Secondary word) {
@@ -76,12 +86,12 @@ int distance(const Traffic& a, const Traffic& b) {
 
 void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
   deck::check_quantized(loaded, std::ssize(found));
-  if (loaded.deck.model.moe.exchange == ExpertExchange::by_node) {
+  if (loaded.deck.parallel.expert_exchange == ExpertExchange::by_node) {
     if (const std::string why = why_not_by_node(loaded.deck, found); !why.empty()) {
       throw DeckError(
-          fmt::format("{}: moe.exchange = \"by_node\" {} (use \"direct\"; parallel.ranks_per_node "
-                      "says where ranks count as those of a node)",
-                      loaded.where("moe.exchange"), why));
+          fmt::format("{}: parallel.expert_exchange = \"by_node\" {} (use \"direct\"; "
+                      "parallel.ranks_per_node says where ranks count as those of a node)",
+                      loaded.where("parallel.expert_exchange"), why));
     }
   }
   if (!says(loaded.deck.zero, Secondary::node)) return;

@@ -16,7 +16,8 @@ namespace tessera::setup {
 
 /// Throws DeckError where training on ranks on these nodes has no effect of a key about traffic
 /// (deck::check_quantized), or where zero.secondary = "node", but not all groups of data ranks are
-/// on several nodes, as many ranks of each on every node; likewise moe.exchange = "by_node" of the
+/// on several nodes, as many ranks of each on every node; likewise parallel.expert_exchange =
+/// "by_node" of the
 /// ranks that divide experts.
 void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
 

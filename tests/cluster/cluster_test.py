@@ -435,7 +435,7 @@ class Cluster(RunTest):
         hidden, layers, context, micro, experts = 256, 2, 64, 2, 4
         sent = {}
         for name, way in (("exact", {}), ("int8", {"moe__dispatch": "int8"}),
-                          ("by_node", {"moe__exchange": "by_node"})):
+                          ("by_node", {"parallel__expert_exchange": "by_node"})):
             with self.subTest(name):
                 counted, reported = self.sent_a_step(
                     name, short=4, long=24, zero__stage=0, model__hidden=hidden,

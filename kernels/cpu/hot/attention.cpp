@@ -9,6 +9,7 @@ namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
 constexpr float kMasked = -__builtin_inff();
+static_assert(kBlockRows <= kMostBlockRows);
 
 /// Of an Attention or its backward.
 template <typename Operation>
@@ -473,9 +474,14 @@ void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
       k{&a.k, unit.sample, s, count, unit.kv_head, dim};
   O::pack_left(v, 1.0F, x.k, x.v_ld);
   O::turn(x.k, count, values, x.v_ld, x.v_turned);
-  O::pack_left(k, 1.0F, x.k, x.q_ld);
-  O::turn(x.k, count, dim, x.q_ld, x.k_turned);
-  O::pack_right(k, 1.0F, x.k, x.dims.q);
+  if constexpr (O::kOfWord == 1) {  // both sides are alike
+    O::pack_right(k, 1.0F, x.k, x.dims.q);
+    O::turn(x.k, count, dim, x.q_ld, x.k_turned);
+  } else {
+    O::pack_left(k, 1.0F, x.k, x.q_ld);
+    O::turn(x.k, count, dim, x.q_ld, x.k_turned);
+    O::pack_right(k, 1.0F, x.k, x.dims.q);
+  }
   clear(x.d_k, count * x.dims.q);
   clear(x.d_v, count * x.dims.v);
 }

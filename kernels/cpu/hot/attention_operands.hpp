@@ -61,7 +61,6 @@ TESSERA_INLINE void turn_square(const void* from, std::int64_t ld, void* to) {
 struct Floats {
   using Word = float;
   static constexpr std::int64_t kOfWord = 1;
-  static constexpr bool kRounds = false;
 
   static float scale_before(float scale) { return scale; }
   static float scale_after(float /*scale*/) { return 1.0F; }
@@ -133,7 +132,6 @@ struct Floats {
 struct RoundedFloats {
   using Word = float;
   static constexpr std::int64_t kOfWord = 1;
-  static constexpr bool kRounds = true;
 
   static float scale_before(float /*scale*/) { return 1.0F; }
   static float scale_after(float scale) { return scale; }
@@ -180,7 +178,6 @@ struct RoundedFloats {
 struct Pairs {
   using Word = Pair;
   static constexpr std::int64_t kOfWord = 2;
-  static constexpr bool kRounds = true;
 
   static float scale_before(float /*scale*/) { return 1.0F; }
   static float scale_after(float scale) { return scale; }

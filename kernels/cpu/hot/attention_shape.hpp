@@ -7,8 +7,9 @@
 
 namespace tessera::kernels {
 
-inline constexpr std::int64_t kTile = 64;         // queries and keys of a tile of scores
-inline constexpr std::int64_t kQueryChunk = 256;  // queries that share one packing of the keys
+inline constexpr std::int64_t kTile = 64;          // queries and keys of a tile of scores
+inline constexpr std::int64_t kQueryChunk = 256;   // queries that share one packing of the keys
+inline constexpr std::int64_t kMostBlockRows = 6;  // rows of scores that are made at once
 
 /// Queries [t.begin, t.end) of one head: the unit of forward work.
 struct AttentionUnit {
@@ -41,10 +42,11 @@ constexpr PaddedDims padded_dims(const AttentionShape& s) {
 }
 
 /// Floats of scratch for a forward unit: q, out, running maximum and parts of the sum; keys,
-/// values; scores.
+/// values; scores of some rows, and what of them is multiplied.
 constexpr std::int64_t attention_scratch(const AttentionShape& s) {
   const PaddedDims dims = padded_dims(s);
-  return kQueryChunk * (dims.q + dims.v + 17) + kTile * (dims.q + dims.wider()) + kTile * kTile;
+  return kQueryChunk * (dims.q + dims.v + 17) + kTile * (dims.q + dims.wider()) +
+         2 * kMostBlockRows * kTile;
 }
 /// Floats of scratch for a backward unit of `tokens`: d_q and delta of every query head; keys
 /// twice, values, d_k, d_v, q, d_out; probabilities, their gradients, and what of them is

@@ -149,13 +149,21 @@ comm::Route sum_route(const PlanInputs& in, const MeshPlace& place, MeshGroup gr
 }
 
 comm::Route expert_route(const PlanInputs& in, const MeshPlace& place) {
+  const comm::GroupShape all = group_shape(in, place, MeshGroup::experts);
+  const comm::Route direct{
+      .hops = {{.ranks = {.count = all.size}, .remote = all.size - all.local}}};
+  if (in.layout.expert_exchange == ExpertExchange::direct) return direct;
   const Nodes nodes = nodes_of(in, place, MeshGroup::experts);
   const std::int64_t neighbours = comm::neighbours_of_nodes(nodes.of);
-  const bool over_nodes = in.layout.expert_exchange == ExpertExchange::by_node && neighbours > 0 &&
-                          neighbours < std::ssize(nodes.of);
-  if (over_nodes) return comm::route_over(neighbours, nodes.of, nodes.rank);
-  const comm::GroupShape all = group_shape(in, place, MeshGroup::experts);
-  return {.hops = {{.ranks = {.count = all.size}, .remote = all.size - all.local}}};
+  // Ranks of all groups have one plan.
+  for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {
+    const MeshPlace other = in.layout.mesh.place_of(r);
+    if (comm::neighbours_of_nodes(nodes_of(in, other, MeshGroup::experts).of) != neighbours)
+      return direct;
+  }
+  return neighbours == 0 || neighbours == all.size
+             ? direct
+             : comm::route_over(neighbours, nodes.of, nodes.rank);
 }
 
 bool is_used(const PlanInputs& in, const ChannelRow& channel) {

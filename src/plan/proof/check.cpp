@@ -258,8 +258,8 @@ class GradientCheck {
   }
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
-    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices ||
-        op.kind == OpKind::experts || op.kind == OpKind::context)
+    if (op.kind == OpKind::experts) return exchange(op, call);
+    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices || op.kind == OpKind::context)
       return;
     if (op.kind == OpKind::momentum) return momentum_.collective(at_, op, call);
     if (const auto* words = std::get_if<comm::AllReduceWords>(&call)) {
@@ -295,6 +295,20 @@ class GradientCheck {
       use(reduce->full, "sums a gradient that nobody made");
     }
     if (blocks_.reduce(at_, *reduce, size)) made_sum(reduce->shard, reduce->write);
+  }
+  /// What goes to ranks that divide experts has a slot for each of those that take part.
+  void exchange(const Op& op, const comm::CollectiveCall& call) {
+    const RankGroup ranks = ranks_of(among_of(call), plan_.group(op.group));
+    const std::int64_t rank = plan_.place.data % plan_.group(op.group).size,
+                       place = ranks.index(rank);
+    if (place < 0 || place >= ranks.count || ranks.rank(place) != rank)
+      reject(plan_, at_, "an exchange of others");
+    const auto* rows = std::get_if<comm::ExchangeRows>(&call);
+    const auto* slots = std::get_if<comm::AllToAll>(&call);
+    const std::int64_t has = rows != nullptr    ? rows->send_begins.rows()
+                             : slots != nullptr ? slots->send.rows()
+                                                : 0;
+    if (has != ranks.count) reject(plan_, at_, "slots that are not those of the ranks");
   }
   void made_sum(const View& shard, kernels::Write write) {
     if (arriving_.partly(home_of(shard))) reject(plan_, at_, "two sums in one place");

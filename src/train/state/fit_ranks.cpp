@@ -139,6 +139,7 @@ class Fitter {
     with.add("parallel.pipeline", std::to_string(grid.pipeline));
     with.add("parallel.experts", std::to_string(grid.experts));
     with.add("parallel.context", std::to_string(grid.context));
+    if (grid.experts == 1) with.add("parallel.expert_exchange", "\"direct\"");
     if (grid.context == 1) with.add("parallel.context_kind", "\"auto\"");
     if (grid.pipeline != own_.parallel.pipeline) {  // the order of backward steps plays no role
       with.add("parallel.schedule", "\"1f1b\"");

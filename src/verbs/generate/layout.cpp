@@ -12,10 +12,11 @@ namespace tessera::verbs {
 namespace {
 
 /// What --set may set: sections, which end with a dot, and keys.
-constexpr std::array<std::string_view, 15> kKeys = {"parallel.tensor",
+constexpr std::array<std::string_view, 16> kKeys = {"parallel.tensor",
                                                     "parallel.pipeline",
                                                     "parallel.placement",
                                                     "parallel.experts",
+                                                    "parallel.expert_exchange",
                                                     "parallel.ranks_per_node",
                                                     "zero.stage",
                                                     "zero.prefetch",

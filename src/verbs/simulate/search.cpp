@@ -36,6 +36,7 @@ constexpr std::size_t kStagedAtOnce = 2;  // whose other schedules are tried tog
 /// What the search chooses; everything else is the deck's.
 struct Choice {
   std::int64_t tensor = 1, pipeline = 1, experts = 1, micro = 1;
+  ExpertExchange exchange = ExpertExchange::direct;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;
   std::int64_t stage = 0;  // ZeRO
@@ -46,6 +47,7 @@ struct Choice {
             fmt::format("parallel.pipeline={}", pipeline),
             "parallel.data=0",
             fmt::format("parallel.experts={}", experts),
+            fmt::format("parallel.expert_exchange=\"{}\"", enum_word(exchange)),
             fmt::format("parallel.schedule=\"{}\"", enum_word(schedule)),
             fmt::format("parallel.virtual_stages={}", virtual_stages),
             "parallel.placement=\"balanced\"",
@@ -66,7 +68,7 @@ struct Found {
 bool faster(const Found& a, const Found& b) {
   const auto order = [](const Found& f) {
     const Choice& c = f.choice;
-    return std::tuple(f.step, c.tensor, c.pipeline, c.experts, c.micro, c.schedule,
+    return std::tuple(f.step, c.tensor, c.pipeline, c.experts, c.exchange, c.micro, c.schedule,
                       c.virtual_stages, c.recompute);
   };
   return order(a) < order(b);
@@ -99,6 +101,7 @@ class Search {
     layers_ = deck.model.layers;
     context_ = deck.parallel.context;
     experts_ = deck.model.moe.experts;
+    by_node_ = layout.nodes > 1 && deck.run.reproducible != deck::Reproducible::layout;
     const DType compute = setup::dtype_of(deck.precision.compute);
     const double tokens = static_cast<double>(global_) * static_cast<double>(sequence_);
     double rate = 0;
@@ -124,8 +127,11 @@ class Search {
         if (local() % t != 0 || layout_.ranks % (t * p * context_) != 0) continue;
         const std::int64_t shared = layout_.ranks / (t * p);  // data and context ranks
         for (std::int64_t e = 1; e <= std::max<std::int64_t>(experts_, 1); ++e) {
-          if (shared % e == 0 && (e == 1 || experts_ % e == 0))
-            grids.push_back({.tensor = t, .pipeline = p, .experts = e});
+          if (shared % e != 0 || (e > 1 && experts_ % e != 0)) continue;
+          grids.push_back({.tensor = t, .pipeline = p, .experts = e});
+          if (!go_by_node(e, local() / t)) continue;
+          grids.push_back(grids.back());
+          grids.back().exchange = ExpertExchange::by_node;
         }
       }
       in_parallel(grids, [this](const Choice& grid) { try_grid(grid); });
@@ -160,6 +166,10 @@ class Search {
   }
 
   std::int64_t local() const { return layout_.ranks / layout_.nodes; }  // ranks of a node
+  /// Whether tokens can go by node to so many neighbours that divide experts.
+  bool go_by_node(std::int64_t experts, std::int64_t neighbours) const {
+    return by_node_ && experts > neighbours && experts % neighbours == 0;
+  }
 
   template <typename Items, typename Work>
   static void in_parallel(Items&& items, Work work) {
@@ -429,6 +439,13 @@ class Search {
     const std::string context = context_ > 1 ? fmt::format(" x {}", context_) : "";
     return fmt::format("{}{} x {} x {}", data, context, c.pipeline, c.tensor);
   }
+  /// Who has them, and how tokens come to them.
+  std::string experts(const Choice& c) const {
+    if (experts_ == 0) return "";
+    const std::string ranks = fmt::format("{:<9}", c.experts);
+    if (!by_node_) return ranks;
+    return ranks + fmt::format("{:<10}", c.experts == 1 ? "-" : enum_word(c.exchange));
+  }
   int grid_width() const { return context_ > 1 ? 36 : 26; }
   static std::string schedule(const Choice& c) {
     if (c.pipeline == 1) return "-";
@@ -438,7 +455,9 @@ class Search {
 
   /// Behind the other numbers of ranks, where experts are divided.
   static std::string divided(const Choice& c) {
-    return c.experts > 1 ? fmt::format(", experts {}", c.experts) : "";
+    if (c.experts == 1) return "";
+    return fmt::format(", experts {}{}", c.experts,
+                       c.exchange == ExpertExchange::by_node ? " by node" : "");
   }
 
   std::string table(std::span<const Found> shown) const {
@@ -449,17 +468,19 @@ class Search {
         count_text(global_, "sequence"), sequence_,
         count_text(std::ssize(found_) + slower_, "layout"), "", "step", "tokens/s", "MFU",
         context_ > 1 ? "data x context x pipeline x tensor" : "data x pipeline x tensor",
-        grid_width(), experts_ > 0 ? "experts  " : "", "schedule", "micro", "ZeRO", "recompute",
-        "memory", "idle");
+        grid_width(),
+        experts_ == 0 ? ""
+        : by_node_    ? "experts  exchange  "
+                      : "experts  ",
+        "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(
           "{:>2}{:>8} ms{:>12.5g}{:>7}  {:<{}}{}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
           fmt::format("{}{:.1f}", f.exact ? "" : "~", f.step * 1e3), f.speed.tokens_per_s,
           f.speed.mfu ? fmt::format("{:.1f}%", 100 * *f.speed.mfu) : "n/a", grid(f.data, f.choice),
-          grid_width(), experts_ > 0 ? fmt::format("{:<9}", f.choice.experts) : "",
-          schedule(f.choice), f.choice.micro, f.choice.stage, enum_word(f.choice.recompute),
-          human_bytes(f.memory), 100 * (1 - f.least / f.step));
+          grid_width(), experts(f.choice), schedule(f.choice), f.choice.micro, f.choice.stage,
+          enum_word(f.choice.recompute), human_bytes(f.memory), 100 * (1 - f.least / f.step));
     }
     text += "the first:";
     for (const std::string& set : shown.front().choice.sets())
@@ -526,6 +547,7 @@ class Search {
   std::string name_;
   std::int64_t global_ = 0, sequence_ = 0, layers_ = 0, context_ = 1;
   std::int64_t experts_ = 0;  // of a layer; 0: there are none
+  bool by_node_ = false;      // whether tokens may go to experts by node
   std::int64_t budget_ = 0;   // bytes of a rank's device; 0: not known
 
   std::mutex mutex_;

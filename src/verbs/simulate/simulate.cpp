@@ -64,6 +64,7 @@ void print_other_shapes(const Planner& p, const deck::Machine& machine) {
 
 void report(const LayoutOptions& layout, const deck::Machine& machine) {
   Planner p = make_planner(layout);
+  if (p.open.empty()) setup::check_traffic(p.loaded, p.inputs.layout.node_of);
   const std::string settled = settle_traffic(p, machine);
   const plan::PlanShape& shape = p.shapes.front();
   const plan::Prediction found =

@@ -420,6 +420,25 @@ struct SmallDispatch {
   Tensor experts, place, source, begins;
 };
 
+// Numbers from 1 on, of which 0 is none, however many choices of a token are none.
+TEST(Dispatch, TokensMayHaveMoreChoicesThanThereAreExperts) {
+  const Tensor chosen(DType::i32, {3, 6}), place(DType::i32, {3, 6}), begins(DType::i32, {3}),
+      source(DType::i32, {dispatched_rows(3, 6, 2)});
+  chosen.view().as<std::int32_t>()[1] = 2;
+  chosen.view().as<std::int32_t>()[16] = 1;
+  for_devices([&](Device& device) {
+    run(device, Dispatch{.experts = chosen.view(),
+                         .place = place.view(),
+                         .source = source.view(),
+                         .begins = begins.view(),
+                         .first = 1,
+                         .all = 3});
+    Numbers want(18, -1);
+    want[1] = 16, want[16] = 0;
+    EXPECT_EQ(place.numbers(), want);
+  });
+}
+
 TEST(Dispatch, RefusesExpertsThatThereAreNot) {
   for (const double other : {-1.0, 5.0}) {
     const SmallDispatch d({1, 2, 4, other});

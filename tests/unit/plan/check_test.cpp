@@ -198,6 +198,23 @@ void expect_rejected(const std::vector<Plan>& plans, const char* what) {
   for (const Plan& plan : plans) EXPECT_THROW(check(plan), InternalError) << what;
 }
 
+// What goes to experts by node goes to the ranks of its hop, which this rank is one of.
+TEST(Check, RejectsExchangesOfExpertsAmongOthers) {
+  Case c = make_case(0, 4, 1, ReduceWhen::step);
+  PlanInputs& in = c.inputs;
+  in.model.config.bias = false;
+  in.model.config.experts = {.count = 4, .hidden = 8, .routing = {.choices = 2}};
+  in.layout.mesh.experts = 4;
+  in.layout.node_of = {0, 0, 1, 1};
+  in.layout.expert_exchange = ExpertExchange::by_node;
+  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+  const Plan plan = make_plan(in, c.shape, {.data = 3});
+  EXPECT_NO_THROW(check(plan));
+  expect_rejected(with_each<comm::ExchangeRows>(plan, [](auto& x) { x.among.ranks.first = 0; }),
+                  "an exchange of others");
+  expect_rejected(with_each<comm::ExchangeRows>(plan, [](auto& x) { x.among = {}; }), "slots");
+}
+
 /// A plan of tallies and, where the head computes the logits of few tokens at a time, of losses in
 /// pieces.
 Plan tallied_plan(PlanPurpose purpose, std::int64_t tensor_rank) {

@@ -697,6 +697,25 @@ TEST(MakePlan, TokensCrossNodesOnce) {
   }
 }
 
+// Of twelve ranks on two nodes the four in the middle are on both: all groups go the direct way.
+TEST(MakePlan, ExpertGroupsThatLieOtherwiseHaveOnePlan) {
+  Case c = make_case(1, 12, 1, ReduceWhen::step);
+  PlanInputs& in = c.inputs;
+  in.model.config.bias = false;
+  in.model.config.experts = {.count = 8, .hidden = 8, .routing = {.choices = 2}};
+  in.layout.mesh.experts = 4;
+  in.layout.expert_exchange = ExpertExchange::by_node;
+  for (int r = 0; r < 12; ++r) in.layout.node_of.push_back(r / 6);
+  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+  expect_proved(c);
+  for (std::int64_t r = 0; r < 12; ++r)
+    EXPECT_EQ(expert_route(in, {.data = r}).hops.size(), 1U) << r;
+  in.layout.node_of.clear();
+  for (int r = 0; r < 12; ++r) in.layout.node_of.push_back(r / 2);
+  expect_proved(c);
+  EXPECT_EQ(expert_route(in, {.data = 5}).hops.size(), 2U);
+}
+
 TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
   std::vector<std::int64_t> bytes;
   for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
