@@ -150,8 +150,7 @@ comm::Route sum_route(const PlanInputs& in, const MeshPlace& place, MeshGroup gr
 
 comm::Route expert_route(const PlanInputs& in, const MeshPlace& place) {
   const comm::GroupShape all = group_shape(in, place, MeshGroup::experts);
-  const comm::Route direct{
-      .hops = {{.ranks = {.count = all.size}, .remote = all.size - all.local}}};
+  comm::Route direct{.hops = {{.ranks = {.count = all.size}, .remote = all.size - all.local}}};
   if (in.layout.expert_exchange == ExpertExchange::direct) return direct;
   const Nodes nodes = nodes_of(in, place, MeshGroup::experts);
   const std::int64_t neighbours = comm::neighbours_of_nodes(nodes.of);

@@ -280,8 +280,8 @@ comm::Route gather_route(const PlanInputs& inputs, const MeshPlace& place,
                          MeshGroup group = MeshGroup::data);
 comm::Route sum_route(const PlanInputs& inputs, const MeshPlace& place,
                       MeshGroup group = MeshGroup::data);
-/// How tokens reach experts: one hop among all ranks that divide them or, where it goes by nodes and
-/// each node has as many neighbours of every such group, within a node, behind the one across.
+/// How tokens reach experts: one hop among all ranks that divide them or, where it goes by nodes
+/// and each node has as many neighbours of every such group, within a node, behind the one across.
 comm::Route expert_route(const PlanInputs& inputs, const MeshPlace& place);
 /// Whether a channel needs a group: it has several ranks and, if it is for hops across nodes, there
 /// are such hops. The same on all ranks.

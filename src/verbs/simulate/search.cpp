@@ -442,7 +442,7 @@ class Search {
   /// Who has them, and how tokens come to them.
   std::string experts(const Choice& c) const {
     if (experts_ == 0) return "";
-    const std::string ranks = fmt::format("{:<9}", c.experts);
+    std::string ranks = fmt::format("{:<9}", c.experts);
     if (!by_node_) return ranks;
     return ranks + fmt::format("{:<10}", c.experts == 1 ? "-" : enum_word(c.exchange));
   }
