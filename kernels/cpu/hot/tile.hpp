@@ -72,9 +72,33 @@ struct FloatBlocks {
 /// For what only some processors with AVX-512 have.
 #define TESSERA_PAIR_INSTRUCTIONS [[gnu::target("avx512bf16")]]
 
-/// Whether this one has it.
+/// Whether products of pairs are added as they are documented: the later element first, then the
+/// earlier one, each by a multiply-add. The bits of other machines rest on it.
+TESSERA_PAIR_INSTRUCTIONS inline bool adds_pairs_in_order() {
+  std::uint32_t random = 1;
+  const auto next = [&random] { return random = random * 1664525U + 1013904223U; };
+  const auto as_float = [](std::uint32_t bits) { return __builtin_bit_cast(float, bits); };
+  // With signs of their own, some between 1 and 2, others sixteen times smaller.
+  const auto pair = [&next] { return (next() & 0x83ff83ffU) | 0x3d803d80U; };
+  for (int n = 0; n < 64; ++n) {
+    Pair a[kLanes], b[kLanes];
+    float sum[kLanes], got[kLanes];
+    for (int i = 0; i < kLanes; ++i)
+      a[i] = pair(), b[i] = pair(), sum[i] = as_float((next() & 0x83ffffffU) | 0x3d800000U);
+    _mm512_storeu_ps(got, _mm512_dpbf16_ps(_mm512_loadu_ps(sum), (__m512bh)_mm512_loadu_si512(a),
+                                           (__m512bh)_mm512_loadu_si512(b)));
+    for (int i = 0; i < kLanes; ++i) {
+      const float later =
+          __builtin_fmaf(as_float(a[i] & 0xffff0000U), as_float(b[i] & 0xffff0000U), sum[i]);
+      if (got[i] != __builtin_fmaf(as_float(a[i] << 16), as_float(b[i] << 16), later)) return false;
+    }
+  }
+  return true;
+}
+
+/// Whether this one has it, and so.
 inline bool multiplies_pairs() {
-  static const bool yes = __builtin_cpu_supports("avx512bf16") != 0;
+  static const bool yes = __builtin_cpu_supports("avx512bf16") != 0 && adds_pairs_in_order();
   return yes;
 }
 
