@@ -221,7 +221,7 @@ TEST(AttentionMasks, OnACpuRefusesDocumentsThatDoNotFollowOneAnother) {
   const auto refused = [&](std::vector<double> rows) {
     Tensor documents(DType::i32, {2, 3, 2});
     for (std::int64_t i = 0; i < 12; ++i) documents.set(i, rows[static_cast<std::size_t>(i)]);
-    const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 4};
+    const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 4, .scale = 1};
     try {
       run(*device, Attention{.q = x.view(),
                              .k = x.view(),
