@@ -311,6 +311,38 @@ class Shown(ExpertsTest):
             worst[weight] = sum(max(of["most"] for of in s["experts"]) for s in last) / len(last)
         self.assertLess(worst[0.3], 0.9 * worst[0])
 
+    def test_what_has_no_room_is_the_same_by_node(self):
+        """Of two nodes with two ranks each, to which tokens of both come. A few roundings of f32 are far less
+        than what a copy more or less does."""
+        losses = {}
+        for name, changes in (("direct", {}), ("by_node", {"parallel__expert_exchange": "by_node"}),
+                              ("all", {"moe__capacity": 0.0})):
+            self.train(4, self.deck_of(name, "dropping", **{**BY_NODE[0][1], "run__steps": 3, **changes}))
+            losses[name] = [step["loss"] for step in self.steps_of(name)]
+            if name != "all":
+                self.assertGreater(sum(of["dropped"] for of in self.steps_of(name)[0]["experts"]), 0)
+        for direct, by_node, everything in zip(*losses.values(), strict=True):
+            self.assertLess(abs(direct - by_node), 1e-5)
+            self.assertGreater(abs(direct - everything), 1e-3)
+
+    def test_what_was_trained_by_node_goes_elsewhere(self):
+        """Evaluation, generation and another run know nothing of nodes that there are not."""
+        run = self.deck_of("nodes", "mixtral", parallel__experts=2, parallel__ranks_per_node=1, run__steps=2,
+                           parallel__expert_exchange="by_node", model__vocab=256,
+                           data__validation=[str(self.corpus)], evaluate__batches=2)
+        self.train(2, run)
+        directory = self.dir / "nodes"
+        prompts = self.dir / "prompts.jsonl"
+        prompts.write_text('{"prompt": "abc"}\n')
+        for words in (("evaluate", directory),
+                      ("generate", directory, "--prompts", prompts, "--out", self.dir / "said.jsonl",
+                       "--tokens", 2, "--tokenizer", "bytes"),
+                      ("simulate", run, "--ranks", 8, "--nodes", 2, "--search", "--machine",
+                       SOURCE / "slurm/machines/h100-dgx.toml")):
+            job = self.run_job(0 if words[0] == "simulate" else 1, *words)
+            self.assertEqual(job.code, 0, f"{words}: {job.output}")
+        self.assertIn("exchange", job.output)
+
 
 class Refused(ExpertsTest):
     def expect(self, model, *texts, ranks=1, **changes):
@@ -413,38 +445,6 @@ class Refused(ExpertsTest):
             job = self.run_job(ranks, "train", deck) if ranks else self.run_job(0, "check", deck, "--ranks", 12)
             self.assertEqual(job.code, 2, job.output)
             self.assertIn(said, job.output)
-
-    def test_what_has_no_room_is_the_same_by_node(self):
-        """Of two nodes with two ranks each, to which tokens of both come. A few roundings of f32 are far less
-        than what a copy more or less does."""
-        losses = {}
-        for name, changes in (("direct", {}), ("by_node", {"parallel__expert_exchange": "by_node"}),
-                              ("all", {"moe__capacity": 0.0})):
-            self.train(4, self.deck_of(name, "dropping", **{**BY_NODE[0][1], "run__steps": 3, **changes}))
-            losses[name] = [step["loss"] for step in self.steps_of(name)]
-            if name != "all":
-                self.assertGreater(sum(of["dropped"] for of in self.steps_of(name)[0]["experts"]), 0)
-        for direct, by_node, everything in zip(*losses.values(), strict=True):
-            self.assertLess(abs(direct - by_node), 1e-5)
-            self.assertGreater(abs(direct - everything), 1e-3)
-
-    def test_what_was_trained_by_node_goes_elsewhere(self):
-        """Evaluation, generation and another run know nothing of nodes that there are not."""
-        run = self.deck_of("nodes", "mixtral", parallel__experts=2, parallel__ranks_per_node=1, run__steps=2,
-                           parallel__expert_exchange="by_node", model__vocab=256,
-                           data__validation=[str(self.corpus)], evaluate__batches=2)
-        self.train(2, run)
-        directory = self.dir / "nodes"
-        prompts = self.dir / "prompts.jsonl"
-        prompts.write_text('{"prompt": "abc"}\n')
-        for words in (("evaluate", directory),
-                      ("generate", directory, "--prompts", prompts, "--out", self.dir / "said.jsonl",
-                       "--tokens", 2, "--tokenizer", "bytes"),
-                      ("simulate", run, "--ranks", 8, "--nodes", 2, "--search", "--machine",
-                       SOURCE / "slurm/machines/h100-dgx.toml")):
-            job = self.run_job(0 if words[0] == "simulate" else 1, *words)
-            self.assertEqual(job.code, 0, f"{words}: {job.output}")
-        self.assertIn("exchange", job.output)
 
 
 if __name__ == "__main__":
