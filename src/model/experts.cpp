@@ -117,19 +117,18 @@ View spread_over_nodes(UnitContext& u, const CrossedTokens& way, const View& of)
 }
 
 /// What is known of this rank's tokens goes to the nodes that have experts for them.
-View cross(UnitContext& u, const CrossedTokens& way, const View& of, Keep keep) {
+View cross(UnitContext& u, const CrossedTokens& way, const View& of) {
   return exchange(u, u.experts.across, way.expected, spread_over_nodes(u, way, of), way.begins,
-                  way.arrived, keep);
+                  way.arrived, Keep::transient);
 }
 
 /// Copies' rows, which are where copies were made, are added up there, and the sums of other
 /// nodes' tokens go back to these.
-View cross_back(UnitContext& u, const DispatchedTokens& to, const View& rows, const View& weights,
-                Keep keep) {
+View cross_back(UnitContext& u, const DispatchedTokens& to, const View& rows, const View& weights) {
   const View sums = u.temporary({to.place.rows(), rows.cols()});
   u.run(CombineRows{.rows = rows, .weights = weights, .place = to.place, .out = sums});
   return exchange(u, u.experts.across, to.crossed.expected, sums, to.crossed.arrived,
-                  to.crossed.begins, keep);
+                  to.crossed.begins, Keep::transient);
 }
 
 /// Which share of tokens goes to each of some equal parts of all experts, if they choose evenly.
@@ -200,7 +199,7 @@ void cross_nodes(UnitContext& u, const ModelConfig& c, const RoutedTokens& route
   way.arrived = exchange_all(u, hop, way.begins, Keep::expensive);
   to.chosen = exchange_all(u, hop, spread_over_nodes(u, way, own), Keep::expensive);
   to.weights = exchange_all(u, hop, spread_over_nodes(u, way, routed.weights), Keep::expensive);
-  to.tokens = cross(u, way, to.tokens, Keep::transient);
+  to.tokens = cross(u, way, to.tokens);
   to.first = 1 + u.experts.within.ranks.first / ranks_within(u) * of_node;
   to.all = to.experts.count() + 1;
   to.capacity *= nodes;
@@ -336,7 +335,7 @@ void experts_forward(UnitContext& u, const ModelConfig& c, const DispatchedToken
                        .copies = to.copies});
   });
   s.out = come_back(u, to, made, Keep::expensive);
-  if (to.crossed) s.home = cross_back(u, to, s.out, to.weights, Keep::transient);
+  if (to.crossed) s.home = cross_back(u, to, s.out, to.weights);
 }
 
 void combine_experts(UnitContext& u, const ExpertsSaved& s, const View& out) {
@@ -392,7 +391,7 @@ void ExpertsBackward::begin(const ExpertsSaved& saved) {
   const DispatchedTokens& to = saved.dispatched;
   const View d_out = d_out_.matrix();
   chunks_.back().d_tokens = alike()      ? alike()->d_tokens
-                            : to.crossed ? cross(u_, to.crossed, d_out, Keep::transient)
+                            : to.crossed ? cross(u_, to.crossed, d_out)
                                          : d_out;
   if (!to.crossed) depart();
 }
@@ -431,7 +430,7 @@ void ExpertsBackward::products(const ExpertsChunk& w) {
                                      .copies = to.copies});
   });
   chunk.d_copies = come_back(u_, to, d_copies, Keep::transient);
-  if (to.crossed) chunk.d_copies = cross_back(u_, to, chunk.d_copies, {}, Keep::transient);
+  if (to.crossed) chunk.d_copies = cross_back(u_, to, chunk.d_copies, {});
 }
 
 void ExpertsBackward::input(const View& d_x) {

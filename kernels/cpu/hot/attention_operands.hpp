@@ -57,6 +57,29 @@ TESSERA_INLINE void turn_square(const void* from, std::int64_t ld, void* to) {
 }
 #endif
 
+/// to (words, 64) = packed (tokens, ld), transposed; columns from `tokens` up to a whole vector are
+/// 0.
+template <typename Word>
+void turn_words(const Word* packed, std::int64_t tokens, std::int64_t words, std::int64_t ld,
+                Word* to) {
+  for (std::int64_t d0 = 0; d0 < words; d0 += kLanes) {
+    const std::int64_t d1 = at_most(words, d0 + kLanes);
+    std::int64_t t = 0;
+#ifdef __AVX512F__
+    for (; d1 - d0 == kLanes && t + kLanes <= tokens; t += kLanes)
+      turn_square(packed + t * ld + d0, ld, to + d0 * kTile + t);
+#endif
+    for (; t < tokens; ++t) {
+      for (std::int64_t d = d0; d < d1; ++d) to[d * kTile + t] = packed[t * ld + d];
+    }
+  }
+  const std::int64_t whole = round_up(tokens, kLanes);
+  if (tokens == whole) return;
+  for (std::int64_t d = 0; d < words; ++d) {
+    for (std::int64_t t = tokens; t < whole; ++t) to[d * kTile + t] = 0;
+  }
+}
+
 /// Operands of any type as floats, of which q is scaled before it is multiplied.
 struct Floats {
   using Word = float;
@@ -87,27 +110,6 @@ struct Floats {
                    float* to) {
     turn_words(packed, tokens, dim, ld, to);
   }
-  template <typename Word>
-  static void turn_words(const Word* packed, std::int64_t tokens, std::int64_t words,
-                         std::int64_t ld, Word* to) {
-    for (std::int64_t d0 = 0; d0 < words; d0 += kLanes) {
-      const std::int64_t d1 = at_most(words, d0 + kLanes);
-      std::int64_t t = 0;
-#ifdef __AVX512F__
-      for (; d1 - d0 == kLanes && t + kLanes <= tokens; t += kLanes)
-        turn_square(packed + t * ld + d0, ld, to + d0 * kTile + t);
-#endif
-      for (; t < tokens; ++t) {
-        for (std::int64_t d = d0; d < d1; ++d) to[d * kTile + t] = packed[t * ld + d];
-      }
-    }
-    const std::int64_t whole = round_up(tokens, kLanes);
-    if (tokens == whole) return;
-    for (std::int64_t d = 0; d < words; ++d) {
-      for (std::int64_t t = tokens; t < whole; ++t) to[d * kTile + t] = 0;
-    }
-  }
-
   /// C (+)= A B over `depth` elements.
   static void multiply(std::int64_t rows, int vecs, std::int64_t depth, TileA<float> a,
                        TileB<float> b, TileC c, Write write) {
@@ -129,24 +131,18 @@ struct Floats {
 
 /// bf16 as floats, with which others are multiplied that are rounded to bf16: for machines that do
 /// not multiply pairs, with the bits of those that do. Scores are scaled after they are made.
-struct RoundedFloats {
-  using Word = float;
-  static constexpr std::int64_t kOfWord = 1;
-
+struct RoundedFloats : Floats {
   static float scale_before(float /*scale*/) { return 1.0F; }
   static float scale_after(float scale) { return scale; }
 
-  static void pack_left(const HeadRows& x, float factor, float* to, std::int64_t ld) {
-    Floats::pack_left(x, factor, to, ld);
-  }
   /// A last token that is alone has one of zeros beside it.
   static void pack_right(const HeadRows& x, float factor, float* to, std::int64_t ld) {
-    Floats::pack_left(x, factor, to, ld);
+    pack_left(x, factor, to, ld);
     if (x.tokens % 2 != 0) clear(to + x.tokens * ld, ld);
   }
   static void turn(const float* packed, std::int64_t tokens, std::int64_t dim, std::int64_t ld,
                    float* to) {
-    Floats::turn_words(packed, tokens, round_up(dim, 2), ld, to);
+    turn_words(packed, tokens, round_up(dim, 2), ld, to);
   }
   static void multiply(std::int64_t rows, int vecs, std::int64_t depth, TileA<float> a,
                        TileB<float> b, TileC c, Write write) {
@@ -231,7 +227,7 @@ struct Pairs {
   }
   static void turn(const Pair* packed, std::int64_t tokens, std::int64_t dim, std::int64_t ld,
                    Pair* to) {
-    Floats::turn_words(packed, tokens, ceil_div(dim, 2), ld, to);
+    turn_words(packed, tokens, ceil_div(dim, 2), ld, to);
   }
   static void multiply(std::int64_t rows, int vecs, std::int64_t depth, TileA<Pair> a,
                        TileB<Pair> b, TileC c, Write write) {

@@ -7,6 +7,7 @@
 #include "plan/prediction/estimate.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
+#include "setup/traffic.hpp"
 #include "verbs/bounds.hpp"
 
 namespace tessera::verbs {

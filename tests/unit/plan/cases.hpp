@@ -74,6 +74,16 @@ inline void divide_sequences(Case& c, std::mt19937 random) {
   c.shape.sequence = 2 * in.layout.context.shares * 2 * in.layout.tensor_chunks;
 }
 
+/// Layers of experts, which so many neighbours of the data ranks divide among them, on these nodes.
+inline void give_experts(PlanInputs& in, const model::ExpertsConfig& experts, std::int64_t ranks,
+                         std::vector<int> node_of) {
+  in.model.config.bias = false;
+  in.model.config.experts = experts;
+  in.layout.mesh.experts = ranks;
+  in.layout.node_of = std::move(node_of);
+  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+}
+
 /// Lets data ranks divide experts among them, in one of the ways that there are, if any.
 inline void divide_experts(Case& c, std::mt19937 random) {
   PlanInputs& in = c.inputs;

@@ -202,12 +202,8 @@ void expect_rejected(const std::vector<Plan>& plans, const char* what) {
 TEST(Check, RejectsExchangesOfExpertsAmongOthers) {
   Case c = make_case(0, 4, 1, ReduceWhen::step);
   PlanInputs& in = c.inputs;
-  in.model.config.bias = false;
-  in.model.config.experts = {.count = 4, .hidden = 8, .routing = {.choices = 2}};
-  in.layout.mesh.experts = 4;
-  in.layout.node_of = {0, 0, 1, 1};
+  give_experts(in, {.count = 4, .hidden = 8, .routing = {.choices = 2}}, 4, {0, 0, 1, 1});
   in.layout.expert_exchange = ExpertExchange::by_node;
-  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
   const Plan plan = make_plan(in, c.shape, {.data = 3});
   EXPECT_NO_THROW(check(plan));
   expect_rejected(with_each<comm::ExchangeRows>(plan, [](auto& x) { x.among.ranks.first = 0; }),

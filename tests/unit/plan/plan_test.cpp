@@ -236,11 +236,8 @@ TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
 Case divided_case(int stage) {
   Case c = make_case(stage, 12, 2, ReduceWhen::step);
   PlanInputs& in = c.inputs;
-  in.model.config.bias = false;
-  in.model.config.experts = {.count = 6, .hidden = 8, .routing = {.choices = 2}};
-  in.layout.mesh.experts = 3;
-  for (int r = 0; r < 12; ++r) in.layout.node_of.push_back(r / 8);
-  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+  give_experts(in, {.count = 6, .hidden = 8, .routing = {.choices = 2}}, 3,
+               {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1});
   c.shape.purpose = in.state_for = PlanPurpose::train_snapshot;
   return c;
 }
@@ -652,12 +649,9 @@ struct Crossings {
 Crossings crossings_of(ExpertExchange exchange, double capacity, Recompute recompute) {
   Case c = make_case(0, 4, 1, ReduceWhen::micro);
   PlanInputs& in = c.inputs;
-  model::ModelConfig& m = in.model.config;
-  m.layers = 1, m.bias = false;
-  m.experts = {.count = 8, .hidden = 8, .capacity = capacity, .routing = {.choices = 4}};
-  in.model.units = model::model_units(m, 1, {.expert_ranks = true});
-  in.layout.mesh.experts = 4;
-  in.layout.node_of = {0, 0, 1, 1};
+  in.model.config.layers = 1;
+  give_experts(in, {.count = 8, .hidden = 8, .capacity = capacity, .routing = {.choices = 4}}, 4,
+               {0, 0, 1, 1});
   in.layout.expert_exchange = exchange;
   in.recompute = recompute;
   const Plan plan = make_plan(in, c.shape, {.data = 2});
@@ -701,17 +695,13 @@ TEST(MakePlan, TokensCrossNodesOnce) {
 TEST(MakePlan, ExpertGroupsThatLieOtherwiseHaveOnePlan) {
   Case c = make_case(1, 12, 1, ReduceWhen::step);
   PlanInputs& in = c.inputs;
-  in.model.config.bias = false;
-  in.model.config.experts = {.count = 8, .hidden = 8, .routing = {.choices = 2}};
-  in.layout.mesh.experts = 4;
   in.layout.expert_exchange = ExpertExchange::by_node;
-  for (int r = 0; r < 12; ++r) in.layout.node_of.push_back(r / 6);
-  in.model.units = model::model_units(in.model.config, 1, {.expert_ranks = true});
+  const model::ExpertsConfig experts{.count = 8, .hidden = 8, .routing = {.choices = 2}};
+  give_experts(in, experts, 4, {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1});
   expect_proved(c);
   for (std::int64_t r = 0; r < 12; ++r)
     EXPECT_EQ(expert_route(in, {.data = r}).hops.size(), 1U) << r;
-  in.layout.node_of.clear();
-  for (int r = 0; r < 12; ++r) in.layout.node_of.push_back(r / 2);
+  in.layout.node_of = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5};
   expect_proved(c);
   EXPECT_EQ(expert_route(in, {.data = 5}).hops.size(), 2U);
 }
