@@ -1,5 +1,5 @@
-// Mixtures of experts on the CPU: checks arguments, divides rows over the team. Products of an
-// expert's rows are made of pieces whose rows are powers of two, so that the library compiles few.
+// Mixtures of experts on the CPU: checks arguments, divides rows over the team. A product of an
+// expert's rows that is compiled for its shape is made of pieces whose rows are powers of two.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -164,9 +164,11 @@ void run(const RowDots& a, const Context& context) {
 
 namespace {
 
-/// f(piece) for the pieces of rows, each of kExpertRows times a power of two, the largest first.
+/// f(piece) for all rows together, or, of a product that is compiled, for pieces of kExpertRows
+/// times a power of two, the largest first.
 template <typename F>
-void for_powers_of_two(Range rows, F&& f) {
+void for_pieces(bool compiled, Range rows, F&& f) {
+  if (!compiled) return f(rows);
   std::int64_t piece = kExpertRows;
   while (piece * 2 <= rows.count()) piece *= 2;
   for (std::int64_t at = rows.begin; at < rows.end; at += piece) {
@@ -179,6 +181,10 @@ View part_of(const View& v, Range rows) { return v.matrix().row_range(rows.begin
 View expert_of(const View& weight, std::int64_t e, std::int64_t rows) {
   return weight.row_range(e * rows, rows);
 }
+
+DType type_of(const ExpertLinear& a) { return a.x.type; }
+DType type_of(const ExpertLinearBackwardInput& a) { return a.d_y.type; }
+DType type_of(const ExpertLinearBackwardWeight& a) { return a.x.type; }
 
 /// f(expert, its rows).
 template <typename F>
@@ -215,6 +221,8 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
 /// What the largest piece of some expert's rows may need.
 template <typename Operation>
 std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Context& context) {
+  if (!context.matmul.compiles(type_of(a)))
+    return scratch_bytes(piece_of(a, 0, {0, rows}), context);
   std::int64_t most = 0;
   for (std::int64_t piece = kExpertRows; piece <= rows; piece *= 2)
     most = std::max(most, scratch_bytes(piece_of(a, 0, {0, piece}), context));
@@ -224,7 +232,9 @@ std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Contex
 template <typename Operation>
 void run_pieces(const Operation& a, std::int64_t rows, const Context& context) {
   for_experts(a.begins, rows, [&](std::int64_t e, Range of_expert) {
-    for_powers_of_two(of_expert, [&](Range piece) { run(piece_of(a, e, piece), context); });
+    if (of_expert.empty()) return;
+    for_pieces(context.matmul.compiles(type_of(a)), of_expert,
+               [&](Range piece) { run(piece_of(a, e, piece), context); });
   });
 }
 
@@ -259,8 +269,9 @@ void run(const ExpertLinearBackwardWeight& a, const Context& context) {
   for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
     if (rows.empty() && a.write == Write::overwrite)
       clear_rows(expert_of(a.d_weight, e, a.d_y.cols()), context.threads);
+    if (rows.empty()) return;
     Write write = a.write;
-    for_powers_of_two(rows, [&](Range piece) {
+    for_pieces(context.matmul.compiles(type_of(a)), rows, [&](Range piece) {
       LinearBackwardWeight product = piece_of(a, e, piece);
       product.write = write;
       run(product, context);

@@ -25,16 +25,15 @@ struct Fp8Parts {
   Write write = Write::overwrite;
 };
 
-View copy_of(const View& x, ScratchCursor& scratch, const Context& context) {
-  const DType type = context.matmul.native(DType::bf16) ? DType::bf16 : DType::f32;
-  return scratch.matrix(x.rows(), x.cols(), type);
+View copy_of(const View& x, ScratchCursor& scratch) {
+  return scratch.matrix(x.rows(), x.cols(), DType::bf16);
 }
 View sums_of(const View& result, ScratchCursor& scratch) {
   return scratch.matrix(result.rows(), result.cols());
 }
 
-Fp8Parts<Linear> parts_of(const Linear& a, ScratchCursor scratch, const Context& context) {
-  const View x = copy_of(a.x, scratch, context), weight = copy_of(a.weight, scratch, context),
+Fp8Parts<Linear> parts_of(const Linear& a, ScratchCursor scratch) {
+  const View x = copy_of(a.x, scratch), weight = copy_of(a.weight, scratch),
              y = sums_of(a.y, scratch);
   return {.product = {.x = x, .weight = weight, .y = y, .scratch = scratch.rest()},
           .operands = {{{a.x, x, DType::e4m3}, {a.weight, weight, DType::e4m3}}},
@@ -43,9 +42,8 @@ Fp8Parts<Linear> parts_of(const Linear& a, ScratchCursor scratch, const Context&
           .result = a.y};
 }
 
-Fp8Parts<LinearBackwardInput> parts_of(const LinearBackwardInput& a, ScratchCursor scratch,
-                                       const Context& context) {
-  const View d_y = copy_of(a.d_y, scratch, context), weight = copy_of(a.weight, scratch, context),
+Fp8Parts<LinearBackwardInput> parts_of(const LinearBackwardInput& a, ScratchCursor scratch) {
+  const View d_y = copy_of(a.d_y, scratch), weight = copy_of(a.weight, scratch),
              d_x = sums_of(a.d_x, scratch);
   return {.product = {.d_y = d_y, .weight = weight, .d_x = d_x, .scratch = scratch.rest()},
           .operands = {{{a.d_y, d_y, DType::e5m2}, {a.weight, weight, DType::e4m3}}},
@@ -53,9 +51,8 @@ Fp8Parts<LinearBackwardInput> parts_of(const LinearBackwardInput& a, ScratchCurs
           .result = a.d_x};
 }
 
-Fp8Parts<LinearBackwardWeight> parts_of(const LinearBackwardWeight& a, ScratchCursor scratch,
-                                        const Context& context) {
-  const View d_y = copy_of(a.d_y, scratch, context), x = copy_of(a.x, scratch, context),
+Fp8Parts<LinearBackwardWeight> parts_of(const LinearBackwardWeight& a, ScratchCursor scratch) {
+  const View d_y = copy_of(a.d_y, scratch), x = copy_of(a.x, scratch),
              d_weight = sums_of(a.d_weight, scratch);
   return {.product = {.d_y = d_y, .x = x, .d_weight = d_weight, .scratch = scratch.rest()},
           .operands = {{{a.d_y, d_y, DType::e5m2}, {a.x, x, DType::e4m3}}},
@@ -85,7 +82,7 @@ float round_operand(const Fp8Operand& operand, const Context& context) {
 
 template <typename Operation>
 void run_parts(const Operation& a, const Context& context) {
-  const auto parts = parts_of(a, ScratchCursor(a.scratch), context);
+  const auto parts = parts_of(a, ScratchCursor(a.scratch));
   float factor = 1;
   for (const Fp8Operand& operand : parts.operands) factor *= round_operand(operand, context);
   run(parts.product, context);
@@ -99,7 +96,7 @@ template <typename Operation>
 std::int64_t parts_bytes(const Operation& a, const Context& context) {
   auto cursor = ScratchCursor::measuring();
   const std::byte* begin = cursor.rest().data;
-  const auto product = parts_of(a, cursor, context).product;
+  const auto product = parts_of(a, cursor).product;
   return product.scratch.data - begin + scratch_bytes(product, context);
 }
 

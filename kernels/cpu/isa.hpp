@@ -11,6 +11,9 @@ enum class Isa : std::uint8_t { baseline, v3, v4 };
 /// The best level of this machine.
 Isa best_isa();
 
+/// Whether this machine has instructions for matrices of bf16 (AMX).
+bool has_matrix_instructions();
+
 }  // namespace tessera::kernels
 
 template <>

@@ -1,149 +1,164 @@
 #include "kernels/cpu/matmul.hpp"
 
-#include <omp.h>
+#include <algorithm>
 
-#include <new>
-#include <oneapi/dnnl/dnnl.hpp>
-#include <unordered_map>
+#include "kernels/cpu/scratch_cursor.hpp"
+#include "kernels/cpu/team.hpp"
 
 namespace tessera::kernels::cpu {
 namespace {
 
-dnnl::memory::data_type type_of(DType type) {
-  TESSERA_CHECK(type == DType::f32 || type == DType::bf16, "matrix product of {}", to_string(type));
-  return type == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+// A packed tile of the right operand and what of the left one meets it lie in the second-level
+// cache: words of the depth that a part has, rows that share a packing, and, where the depth goes
+// on in another part, columns of a thread, whose sums then wait.
+constexpr std::int64_t kDepthWords = 1536, kRowsAtOnce = 1536, kColumnsAtOnce = 512;
+/// Multiply-adds of a product that one thread makes sooner than a team is woken.
+constexpr std::int64_t kFew = std::int64_t{1} << 17;
+/// What packing a tile takes, in rows that it could be multiplied by.
+constexpr std::int64_t kPackingRows = 9;
+
+void check(const Product& p) {
+  const bool a_turned = p.a_stored == Stored::turned, b_turned = p.b_stored == Stored::turned;
+  TESSERA_CHECK((a_turned ? p.a.cols() : p.a.rows()) == p.m() &&
+                    (b_turned ? p.b.cols() : p.b.rows()) == p.k() &&
+                    (b_turned ? p.b.rows() : p.b.cols()) == p.n() && p.a.type == p.b.type &&
+                    p.m() > 0 && p.n() > 0 && p.k() > 0,
+                "product of ({}, {}) and ({}, {}) into ({}, {})", p.a.rows(), p.a.cols(),
+                p.b.rows(), p.b.cols(), p.m(), p.n());
 }
 
-dnnl::memory::desc matrix(std::int64_t rows, std::int64_t columns, DType type, std::int64_t ld,
-                          bool turned = false) {
-  using Dims = dnnl::memory::dims;
-  return {{rows, columns}, type_of(type), turned ? Dims{1, ld} : Dims{ld, 1}};
-}
-
-/// oneDNN takes its number of threads from the calling thread's OpenMP setting.
-class TeamSize {
- public:
-  explicit TeamSize(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
-  ~TeamSize() { omp_set_num_threads(before_); }
-  TeamSize(const TeamSize&) = delete;
-  TeamSize& operator=(const TeamSize&) = delete;
-
- private:
-  int before_;
+/// In how many parts rows and columns are divided over the team.
+struct Grid {
+  std::int64_t rows = 1, columns = 1;
+  std::int64_t parts() const { return rows * columns; }
 };
 
-/// The library's exceptions say little; the shape is what a reader needs.
-template <typename F>
-auto with_shape(const Product& p, F&& f) {
-  try {
-    return f();
-  } catch (const dnnl::error& e) {
-    if (e.status == dnnl_out_of_memory) throw std::bad_alloc();
-    throw InternalError(fmt::format("oneDNN: {} (status {}) in ({}, {}) {} x ({}, {}) {} -> {}",
-                                    e.message, static_cast<int>(e.status), p.a.rows(), p.a.cols(),
-                                    to_string(p.a.type), p.b.rows(), p.b.cols(),
-                                    to_string(p.b.type), to_string(p.c.type)));
-  }
+/// The most that one thread has to do, in rows of tiles.
+std::int64_t rows_of_tiles(std::int64_t rows, std::int64_t columns, const Grid& grid) {
+  const std::int64_t own = ceil_div(ceil_div(rows, kMostBlockRows), grid.rows) * kMostBlockRows;
+  return ceil_div(ceil_div(columns, kTile), grid.columns) * (own + kPackingRows);
 }
+
+Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t depth, int threads) {
+  Grid best;
+  if (rows * columns * depth <= kFew) return best;
+  for (std::int64_t r = 1; r <= threads; ++r) {
+    const Grid grid{r, threads / r};
+    if (rows_of_tiles(rows, columns, grid) < rows_of_tiles(rows, columns, best)) best = grid;
+  }
+  return best;
+}
+
+/// A part of [0, n), in whole granules.
+Range part_of(std::int64_t n, std::int64_t granule, std::int64_t index, std::int64_t parts) {
+  const Range granules = even_part(ceil_div(n, granule), index, parts);
+  return {std::min(n, granules.begin * granule), std::min(n, granules.end * granule)};
+}
+
+Range behind(std::int64_t begin, Range r) { return {begin + r.begin, begin + r.end}; }
+
+/// A product cut into blocks, which are made one after another, each by the whole team, and the
+/// scratch that these need: a smaller product never needs more.
+class Blocks {
+ public:
+  Blocks(const Product& p, int threads, const HotKernels& hot, ScratchCursor scratch)
+      : p_(p),
+        threads_(threads),
+        hot_(hot),
+        word_(hot.elements_of_word(p.a.type)),
+        depth_(std::min(p.k(), kDepthWords * word_)),
+        rows_(std::min(p.m(), kRowsAtOnce)),
+        columns_(depth_ == p.k() ? p.n() : std::min(p.n(), kColumnsAtOnce * threads)),
+        grid_(grid_of(rows_, columns_, depth_, threads)) {
+    if (packs_left()) left_ = piece(scratch, packed_bytes(round_up(rows_, kPackedRows), depth_));
+    right_ = piece(scratch, packed_bytes(kTile, depth_) * (grid_.parts() > 1 ? threads : 1));
+    if (depth_ < p.k())
+      sums_ = piece(scratch, rows_ * round_up(columns_, kTile) * std::int64_t{sizeof(float)});
+    bytes_ = scratch.used();
+  }
+
+  std::int64_t bytes() const { return bytes_; }
+
+  void run() const {
+    for_blocks(p_.m(), rows_, [&](Range rows) {
+      for_blocks(p_.n(), columns_, [&](Range columns) {
+        for_blocks(p_.k(), depth_, [&](Range depth) { run_block(rows, columns, depth); });
+      });
+    });
+  }
+
+ private:
+  static std::byte* piece(ScratchCursor& scratch, std::int64_t bytes) {
+    return scratch.matrix(1, bytes, DType::u8).data;
+  }
+  template <typename F>
+  static void for_blocks(std::int64_t n, std::int64_t block, F&& f) {
+    for (std::int64_t i = 0; i < n; i += block) f(Range{i, std::min(n, i + block)});
+  }
+
+  /// Not where its words lie in memory as they are multiplied.
+  bool packs_left() const {
+    if (p_.a_stored == Stored::turned) return true;
+    if (word_ > 1) return p_.k() % word_ != 0 || p_.a.matrix().ld % word_ != 0;
+    return p_.a.type != DType::f32;
+  }
+
+  void run_block(Range rows, Range columns, Range depth) const {
+    const ProductPart block{.rows = rows,
+                            .columns = columns,
+                            .depth = depth,
+                            .last = depth.end == p_.k(),
+                            .block_rows = rows,
+                            .first_column = columns.begin,
+                            .left = left_,
+                            .sums = reinterpret_cast<float*>(sums_)};
+    if (packs_left()) {
+      parallel_ranges(threads_, rows.count(), kPackedRows, [&](Range of_thread) {
+        ProductPart part = block;
+        part.rows = behind(rows.begin, of_thread);
+        hot_.pack_left(p_, part);
+      });
+    }
+    parallel_ranges(threads_, grid_.parts(), 1, [&](Range one) {
+      const std::int64_t i = one.begin, row = i / grid_.columns, column = i % grid_.columns;
+      ProductPart part = block;
+      part.rows = behind(rows.begin, part_of(rows.count(), kMostBlockRows, row, grid_.rows));
+      part.columns = behind(columns.begin, part_of(columns.count(), kTile, column, grid_.columns));
+      part.right = right_ + i * packed_bytes(kTile, depth_);
+      if (!part.rows.empty()) hot_.multiply_part(p_, part);
+    });
+  }
+
+  const Product& p_;
+  int threads_;
+  const HotKernels& hot_;
+  std::int64_t word_, depth_, rows_, columns_;  // of a block
+  Grid grid_;
+  std::byte *left_ = nullptr, *right_ = nullptr, *sums_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
 
 }  // namespace
 
-struct Matmul::Library {
-  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
-  dnnl::stream stream{engine};
-  bool bf16 = false;
-};
+Matmul::Matmul(int threads, const HotKernels& hot, bool library)
+    : threads_(threads),
+      hot_(hot),
+      library_(library ? std::make_unique<LibraryProducts>(threads) : nullptr) {}
 
-struct Matmul::Compiled {
-  dnnl::matmul primitive;
-  dnnl::memory a, b, c, bias, scratch;  // handles are set for each run
-  std::unordered_map<int, dnnl::memory> arguments;
-  std::int64_t scratch_bytes = 0;
-};
-
-Matmul::Matmul(int threads) : threads_(threads), library_(std::make_unique<Library>()) {
-  // Products are kept here. The library's own cache keeps its lock where memory ends while a
-  // product is made, so that the next thread that asks for one would wait for ever.
-  dnnl::set_primitive_cache_capacity(0);
-  const auto isa = dnnl::get_effective_cpu_isa();
-  library_->bf16 = isa != dnnl::cpu_isa::sse41 && isa != dnnl::cpu_isa::avx &&
-                   isa != dnnl::cpu_isa::avx2 && isa != dnnl::cpu_isa::avx2_vnni;
-}
-Matmul::~Matmul() = default;
-
-bool Matmul::native(DType type) const {
-  return type == DType::f32 || (type == DType::bf16 && library_->bf16);
+std::int64_t Matmul::scratch_bytes(const Product& p) const {
+  check(p);
+  if (compiles(p.a.type)) return library_->scratch_bytes(p);
+  return Blocks(p, threads_, hot_, ScratchCursor::measuring()).bytes();
 }
 
-Matmul::Compiled& Matmul::compiled(const Product& p) {
-  const View a = p.a.matrix(), b = p.b.matrix(), c = p.c.matrix();
-  const bool a_turned = p.a_stored == Stored::turned, b_turned = p.b_stored == Stored::turned;
-  const std::int64_t m = c.extent(0), n = c.extent(1), k = a.extent(a_turned ? 0 : 1);
-  TESSERA_CHECK(a.extent(a_turned ? 1 : 0) == m && b.extent(b_turned ? 1 : 0) == k &&
-                    b.extent(b_turned ? 0 : 1) == n && a.type == b.type && m > 0 && n > 0 && k > 0,
-                "product of ({}, {}) and ({}, {}) into ({}, {})", a.extent(0), a.extent(1),
-                b.extent(0), b.extent(1), m, n);
-  const bool add = p.write == Write::add;
-  const Key key{m,      n,      k,           a.ld,     b.ld,     c.ld,
-                a.type, c.type, p.bias.type, a_turned, b_turned, static_cast<bool>(p.bias),
-                add};
-  auto& entry = compiled_[key];
-  if (entry) return *entry;
-
-  const auto a_desc = matrix(m, k, a.type, a.ld, a_turned);
-  const auto b_desc = matrix(k, n, b.type, b.ld, b_turned);
-  const auto c_desc = matrix(m, n, c.type, c.ld);
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  if (add) {
-    dnnl::post_ops sum;
-    sum.append_sum(1.0F);
-    attributes.set_post_ops(sum);
-  }
-  const dnnl::engine& engine = library_->engine;
-  auto made = std::make_unique<Compiled>();
-  const auto bias_desc = p.bias ? matrix(1, n, p.bias.type, n) : dnnl::memory::desc();
-  const auto description = p.bias ? dnnl::matmul::desc(a_desc, b_desc, bias_desc, c_desc)
-                                  : dnnl::matmul::desc(a_desc, b_desc, c_desc);
-  const dnnl::matmul::primitive_desc primitive(description, attributes, engine);
-  made->primitive = dnnl::matmul(primitive);
-  made->a = dnnl::memory(a_desc, engine, nullptr);
-  made->b = dnnl::memory(b_desc, engine, nullptr);
-  made->c = dnnl::memory(c_desc, engine, nullptr);
-  made->scratch = dnnl::memory(primitive.scratchpad_desc(), engine, nullptr);
-  made->scratch_bytes = static_cast<std::int64_t>(primitive.scratchpad_desc().get_size());
-  made->arguments = {{DNNL_ARG_SRC, made->a},
-                     {DNNL_ARG_WEIGHTS, made->b},
-                     {DNNL_ARG_DST, made->c},
-                     {DNNL_ARG_SCRATCHPAD, made->scratch}};
-  if (p.bias) {
-    made->bias = dnnl::memory(bias_desc, engine, nullptr);
-    made->arguments.emplace(DNNL_ARG_BIAS, made->bias);
-  }
-  entry = std::move(made);
-  return *entry;
-}
-
-std::int64_t Matmul::scratch_bytes(const Product& product) {
-  const TeamSize team(threads_);
-  return with_shape(product, [&] { return compiled(product).scratch_bytes; });
-}
-
-void Matmul::run(const Product& p, View scratch) {
-  const TeamSize team(threads_);
-  with_shape(p, [&] {
-    Compiled& product = compiled(p);
-    TESSERA_CHECK(scratch.span_bytes() >= product.scratch_bytes,
-                  "a product has {} bytes of scratch and needs {}", scratch.span_bytes(),
-                  product.scratch_bytes);
-    product.a.set_data_handle(p.a.data);
-    product.b.set_data_handle(p.b.data);
-    product.c.set_data_handle(p.c.data);
-    product.scratch.set_data_handle(scratch.data);
-    if (p.bias) product.bias.set_data_handle(p.bias.data);
-    product.primitive.execute(library_->stream, product.arguments);
-    library_->stream.wait();
-  });
+void Matmul::run(const Product& p, View scratch) const {
+  check(p);
+  if (compiles(p.a.type)) return library_->run(p, scratch);
+  const Blocks blocks(p, threads_, hot_, ScratchCursor(scratch));
+  TESSERA_CHECK(scratch.span_bytes() >= blocks.bytes(),
+                "a product has {} bytes of scratch and needs {}", scratch.span_bytes(),
+                blocks.bytes());
+  blocks.run();
 }
 
 }  // namespace tessera::kernels::cpu

@@ -1,55 +1,33 @@
-// Matrix products by oneDNN. A product is compiled on first use and kept, so that a step of fixed
-// shapes allocates nothing; library scratch is the caller's.
+// Matrix products: how one is cut over the team of threads and over the depth, and which are
+// oneDNN's.
 #pragma once
 
-#include <compare>
-#include <cstdint>
-#include <map>
 #include <memory>
 
-#include "core/view.hpp"
-#include "kernels/api/access.hpp"
+#include "kernels/cpu/hot/hot.hpp"
+#include "kernels/cpu/library.hpp"
 
 namespace tessera::kernels::cpu {
 
-/// How an operand is stored: as the product has it, or transposed.
-enum class Stored : std::uint8_t { straight, turned };
-
-/// c (m, n) (+)= a (m, k) b (k, n) + bias (n). A turned operand's view has its extents exchanged.
-struct Product {
-  View a, b, c;
-  View bias;  // or absent; not together with Write::add
-  Stored a_stored = Stored::straight, b_stored = Stored::straight;
-  Write write = Write::overwrite;
-};
-
+/// Products of f32, f16 and bf16. Of our own ones, each element is a chain of multiply-adds in the
+/// order of the depth (of bf16 two by two, the later first), so that its bits depend on its row of
+/// a and its column of b alone. Scratch is the caller's.
 class Matmul {
  public:
-  explicit Matmul(int threads);
-  ~Matmul();
-  Matmul(const Matmul&) = delete;
-  Matmul& operator=(const Matmul&) = delete;
+  /// `library`: products of bf16 are oneDNN's.
+  Matmul(int threads, const HotKernels& hot, bool library);
 
-  /// Whether products of this type are computed as they are; otherwise operands must be f32.
-  bool native(DType type) const;
-  std::int64_t scratch_bytes(const Product& product);
-  void run(const Product& product, View scratch);
+  /// Whether a product of this type is compiled for its shape, so that there should be few shapes.
+  bool compiles(DType type) const { return library_ && type == DType::bf16; }
+
+  std::int64_t scratch_bytes(const Product& product) const;
+  /// Throws InternalError where shapes do not fit or there is too little scratch.
+  void run(const Product& product, View scratch) const;
 
  private:
-  struct Key {
-    std::int64_t m, n, k, lda, ldb, ldc;
-    DType ab, c, bias;
-    bool a_turned, b_turned, has_bias, add;
-    auto operator<=>(const Key&) const = default;
-  };
-  struct Compiled;
-
-  Compiled& compiled(const Product& product);
-
   int threads_;
-  struct Library;
-  std::unique_ptr<Library> library_;
-  std::map<Key, std::unique_ptr<Compiled>> compiled_;
+  const HotKernels& hot_;
+  std::unique_ptr<LibraryProducts> library_;
 };
 
 }  // namespace tessera::kernels::cpu

@@ -9,7 +9,7 @@ namespace tessera::kernels::cpu {
 struct Context {
   int threads;
   const HotKernels& hot;
-  Matmul& matmul;
+  const Matmul& matmul;
   bool few_rows = false;  // CpuOptions
 };
 

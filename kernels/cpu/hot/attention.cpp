@@ -1,9 +1,9 @@
 // Loops of attention: tiles of scores with a running softmax, forward and backward.
 #include <cmath>
 
-#include "kernels/cpu/hot/attention_operands.hpp"
 #include "kernels/cpu/hot/dropout.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
+#include "kernels/cpu/hot/operands.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
@@ -31,13 +31,20 @@ struct SampleKeys {
   std::int64_t first_query;
 };
 
-void unpack(const float* from, std::int64_t ld, float factor, const HeadRows& to,
+/// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
+Block head_of(const View& view, std::int64_t sample, std::int64_t first, std::int64_t tokens,
+              std::int64_t head, std::int64_t dim) {
+  Block rows{view.data, view.type, view.ld, tokens, dim};
+  return rows.from(sample * view.shape[1] + first, head * dim);
+}
+
+void unpack(const float* from, std::int64_t ld, float factor, const Block& to,
             Write write = Write::overwrite) {
-  with_type(to.view->type, [&]<typename T>() {
-    for (std::int64_t t = 0; t < to.tokens; ++t) {
+  with_type(to.type, [&]<typename T>() {
+    for (std::int64_t t = 0; t < to.rows; ++t) {
       T* out = to.row<T>(t);
       for_vectors(
-          to.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          to.columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
             Vec x = load(from + t * ld + i, kLanes) * Vec(factor);
             if (write == Write::add) x = x + load(out + i, count);
             store(out + i, x, count);
@@ -230,9 +237,10 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
     const ForwardTile tile{
         sight, of_document, {s, at_most(s + kTile, of_document.end)}, first_query};
     const std::int64_t count = tile.keys.count();
-    O::pack_left({&a.k, of.sample, s, count, kv_head, dim}, 1.0F, x.v, x.q_ld);
+    O::pack_left(head_of(a.k, of.sample, s, count, kv_head, dim), 1.0F, x.v, x.q_ld);
     O::turn(x.v, count, dim, x.q_ld, x.k_turned);
-    O::pack_right({&a.v, of.sample, s, count, kv_head, a.shape.values()}, 1.0F, x.v, x.dims.v);
+    O::pack_right(head_of(a.v, of.sample, s, count, kv_head, a.shape.values()), 1.0F, x.v,
+                  x.dims.v);
     const Range queries = sight.queries_of(tile.keys, document);
     const std::int64_t end = at_most(rows.end, queries.end - first_query);
     for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
@@ -253,14 +261,14 @@ TESSERA_INLINE void look_ahead(const T* row, std::int64_t count, std::int64_t ld
 }
 
 /// scores[t] = q . k[t] for a tile of keys.
-void score_keys(const HeadRows& k, const float* q, float* scores) {
-  with_type(k.view->type, [&]<typename T>() {
-    for (std::int64_t t = 0; t < k.tokens; ++t) {
+void score_keys(const Block& k, const float* q, float* scores) {
+  with_type(k.type, [&]<typename T>() {
+    for (std::int64_t t = 0; t < k.rows; ++t) {
       const T* row = k.row<T>(t);
-      look_ahead(row, k.dim, k.view->ld);
+      look_ahead(row, k.columns, k.ld);
       Vec sum(0.0F);
       for_vectors(
-          k.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          k.columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
             sum = fmadd(load(q + i, kLanes), load(row + i, count), sum);
           });
       scores[t] = sum_of(sum);
@@ -271,26 +279,26 @@ void score_keys(const HeadRows& k, const float* q, float* scores) {
 /// out += the sum of p[t] v[t] over a tile, in columns [first, first + kVecs vectors), of which
 /// only the last may be less than whole.
 template <int kVecs, typename T>
-void add_columns(const HeadRows& v, const float* p, std::int64_t first, float* out) {
-  const auto count = [&](int j) { return at_most(kLanes, v.dim - first - j * kLanes); };
+void add_columns(const Block& v, const float* p, std::int64_t first, float* out) {
+  const auto count = [&](int j) { return at_most(kLanes, v.columns - first - j * kLanes); };
   Vec sums[kVecs];
   for (int j = 0; j < kVecs; ++j) sums[j] = load(out + first + j * kLanes, kLanes);
-  for (std::int64_t t = 0; t < v.tokens; ++t) {
+  for (std::int64_t t = 0; t < v.rows; ++t) {
     const T* row = v.row<T>(t) + first;
-    look_ahead(row, kVecs * kLanes, v.view->ld);
+    look_ahead(row, kVecs * kLanes, v.ld);
     for (int j = 0; j < kVecs; ++j)
       sums[j] = fmadd(Vec(p[t]), load(row + j * kLanes, count(j)), sums[j]);
   }
   for (int j = 0; j < kVecs; ++j) store(out + first + j * kLanes, sums[j], kLanes);
 }
 
-void add_values(const HeadRows& v, const float* p, float* out) {
+void add_values(const Block& v, const float* p, float* out) {
   constexpr int kAtOnce = 4;
-  with_type(v.view->type, [&]<typename T>() {
+  with_type(v.type, [&]<typename T>() {
     std::int64_t i = 0;
-    for (; i + kAtOnce * kLanes <= v.dim; i += kAtOnce * kLanes)
+    for (; i + kAtOnce * kLanes <= v.columns; i += kAtOnce * kLanes)
       add_columns<kAtOnce, T>(v, p, i, out);
-    for (; i < v.dim; i += kLanes) add_columns<1, T>(v, p, i, out);
+    for (; i < v.columns; i += kLanes) add_columns<1, T>(v, p, i, out);
   });
 }
 
@@ -308,13 +316,13 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
   for (std::int64_t s = seen.begin; s < seen.end; s += kTile) {
     const std::int64_t count = at_most(kTile, seen.end - s);
     const int vecs = static_cast<int>(ceil_div(count, kLanes));
-    score_keys({&a.k, of.sample, s, count, kv_head, dim}, x.q, x.scores);
+    score_keys(head_of(a.k, of.sample, s, count, kv_head, dim), x.q, x.scores);
     for (std::int64_t t = count; t < vecs * kLanes; ++t) x.scores[t] = 0;
     if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, 1.0F, a.shape.soft_cap, nullptr);
     mask_row(x.scores, {0, count}, vecs);
     const float largest = largest_of(x.scores, vecs);
     softmax_rows(x.scores, 1, vecs, 1.0F, &largest, x.rows_from(0));
-    add_values({&a.v, of.sample, s, count, kv_head, a.shape.values()}, x.scores, x.out);
+    add_values(head_of(a.v, of.sample, s, count, kv_head, a.shape.values()), x.scores, x.out);
   }
 }
 
@@ -340,7 +348,7 @@ template <typename O, typename F>
 void forward_unit(const Attention& a, const AttentionUnit& unit, float* scratch, F&& each) {
   const std::int64_t queries = a.q.shape[1], rows = unit.t.count();
   const ForwardScratch<O> x(a.shape, scratch);
-  O::pack_left({&a.q, unit.sample, unit.t.begin, rows, unit.head, a.shape.head_dim},
+  O::pack_left(head_of(a.q, unit.sample, unit.t.begin, rows, unit.head, a.shape.head_dim),
                O::scale_before(a.shape.scale), x.q, x.q_ld);
   clear(x.out, rows * x.dims.v);
   clear(x.sum, rows * kLanes);
@@ -349,7 +357,7 @@ void forward_unit(const Attention& a, const AttentionUnit& unit, float* scratch,
   for (std::int64_t i = 0; i < rows; ++i) {
     const float sum = x.sum[i] = sum_of(load(x.sum + i * kLanes, kLanes));
     unpack(x.out + i * x.dims.v, x.dims.v, sum > 0 ? 1.0F / sum : 0.0F,
-           {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, a.shape.values()});
+           head_of(a.out, unit.sample, unit.t.begin + i, 1, unit.head, a.shape.values()));
   }
   if (a.lse.data == nullptr) return;
   float* lse = reinterpret_cast<float*>(a.lse.data) +
@@ -373,14 +381,14 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
 namespace {
 
 /// delta[t] = out . d_out, which equals the sum over keys of P dP (FlashAttention, equation 4).
-void row_products(const HeadRows& out, const HeadRows& d_out, float* delta) {
-  with_type(out.view->type, [&]<typename T>() {
-    for (std::int64_t t = 0; t < out.tokens; ++t) {
+void row_products(const Block& out, const Block& d_out, float* delta) {
+  with_type(out.type, [&]<typename T>() {
+    for (std::int64_t t = 0; t < out.rows; ++t) {
       const T* x = out.row<T>(t);
       const T* y = d_out.row<T>(t);
       Vec sum(0.0F);
       for_vectors(
-          out.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          out.columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
             sum = fmadd(load(x + i, count), load(y + i, count), sum);
           });
       delta[t] = sum_of(sum);
@@ -470,8 +478,8 @@ void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
                 const BackwardScratch<O>& x) {
   const std::int64_t dim = a.shape.head_dim, values = a.shape.values(), s = keys.begin,
                      count = keys.count();
-  const HeadRows v{&a.v, unit.sample, s, count, unit.kv_head, values},
-      k{&a.k, unit.sample, s, count, unit.kv_head, dim};
+  const Block v = head_of(a.v, unit.sample, s, count, unit.kv_head, values),
+              k = head_of(a.k, unit.sample, s, count, unit.kv_head, dim);
   O::pack_left(v, 1.0F, x.k, x.v_ld);
   O::turn(x.k, count, values, x.v_ld, x.v_turned);
   if constexpr (O::kOfWord == 1) {  // both sides are alike
@@ -569,8 +577,8 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
   const int vecs = static_cast<int>(x.dims.q / kLanes),
             value_vecs = static_cast<int>(x.dims.v / kLanes),
             key_vecs = static_cast<int>(ceil_div(tile.columns(), kLanes));
-  const HeadRows q{&a.q, drop.sample, t, rows, drop.head, a.shape.head_dim},
-      d_out{&a.d_out, drop.sample, t, rows, drop.head, a.shape.values()};
+  const Block q = head_of(a.q, drop.sample, t, rows, drop.head, a.shape.head_dim),
+              d_out = head_of(a.d_out, drop.sample, t, rows, drop.head, a.shape.values());
   const float scale = O::scale_before(a.shape.scale);
   if (O::kOfWord > 1) {
     O::pack_left(q, scale, x.q, x.q_ld);
@@ -632,9 +640,9 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
       }
     }
     unpack(x.d_k, x.dims.q, O::scale_after(a.shape.scale),
-           {&a.d_k, b, s, keys.count(), unit.kv_head, a.shape.head_dim}, a.write);
-    unpack(x.d_v, x.dims.v, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, a.shape.values()},
-           a.write);
+           head_of(a.d_k, b, s, keys.count(), unit.kv_head, a.shape.head_dim), a.write);
+    unpack(x.d_v, x.dims.v, 1.0F,
+           head_of(a.d_v, b, s, keys.count(), unit.kv_head, a.shape.values()), a.write);
   }
 }
 
@@ -646,7 +654,7 @@ void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const Kv
   const BackwardScratch<O> x(a.shape, heads.count(), tokens, scratch);
   clear(x.d_q, heads.count() * tokens * x.dims.q);
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-    row_products({&a.out, b, 0, tokens, h, values}, {&a.d_out, b, 0, tokens, h, values},
+    row_products(head_of(a.out, b, 0, tokens, h, values), head_of(a.d_out, b, 0, tokens, h, values),
                  x.delta + (h - heads.begin) * tokens);
   }
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
@@ -658,7 +666,7 @@ void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const Kv
   }
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     unpack(x.d_q + (h - heads.begin) * tokens * x.dims.q, x.dims.q, a.shape.scale,
-           {&a.d_q, b, 0, tokens, h, a.shape.head_dim});
+           head_of(a.d_q, b, 0, tokens, h, a.shape.head_dim));
   }
 }
 

@@ -4,12 +4,11 @@
 #include "core/math.hpp"
 #include "kernels/api/attention.hpp"
 #include "kernels/common/sight.hpp"
+#include "kernels/cpu/hot/product.hpp"
 
 namespace tessera::kernels {
 
-inline constexpr std::int64_t kTile = 64;          // queries and keys of a tile of scores
-inline constexpr std::int64_t kQueryChunk = 256;   // queries that share one packing of the keys
-inline constexpr std::int64_t kMostBlockRows = 6;  // rows of scores that are made at once
+inline constexpr std::int64_t kQueryChunk = 256;  // queries that share one packing of the keys
 
 /// Queries [t.begin, t.end) of one head: the unit of forward work.
 struct AttentionUnit {

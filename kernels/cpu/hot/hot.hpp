@@ -14,6 +14,7 @@
 #include "kernels/common/place_rows.hpp"
 #include "kernels/common/quantize.hpp"
 #include "kernels/cpu/hot/attention_shape.hpp"
+#include "kernels/cpu/hot/product.hpp"
 #include "kernels/cpu/isa.hpp"
 
 namespace tessera::kernels {
@@ -74,6 +75,11 @@ inline constexpr std::int64_t kMostFewRows = 32;
   F(moment_ratio, std::int64_t(const MomentRatio&, Range elements)) \
   /* out = x * factor, for matrices of equal shape. */ \
   F(scale, void(const View& x, float factor, const View& out, Range rows)) \
+  /* How many elements along the depth of a product are one word of its operands. */ \
+  F(elements_of_word, std::int64_t(DType)) \
+  /* The part's rows of the left operand. */ \
+  F(pack_left, void(const Product&, const ProductPart&)) \
+  F(multiply_part, void(const Product&, const ProductPart&)) \
   /* y = x W^T + b in these columns, where x (M, K) is f32, M at most kMostFewRows, and bias may be \
      absent. */ \
   F(multiply_few_rows, void(const View& x, const View& weight, const View& bias, const View& y, \

@@ -39,30 +39,40 @@ struct TileC {
 /// which the processor adds products of pairs. Then the depth is even.
 enum class Chain : std::uint8_t { forward, swapped };
 
-/// What a block of C is made of: words that are floats. A function of its own has all registers; by
-/// reference, so that no processor waits for what it has just written in parts.
+/// What a block of C is made of: words that are floats. A function of its own has all registers,
+/// and loops that are unrolled early keep its sums there; by reference, so that no processor waits
+/// for what it has just written in parts.
 template <Chain kChain>
 struct FloatBlocks {
   template <int kRows, int kVecs>
   [[gnu::noinline]] static void block(std::int64_t depth, const TileA<float>& a, TileB<float> b,
                                       TileC c, Write write) {
-    Vec sum[kRows][kVecs];
+    constexpr int kRegisters = kVecs * kParts;
+    NativeFloat sum[kRows][kRegisters];
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      for (int j = 0; j < kVecs; ++j) {
-        sum[i][j] = write == Write::add ? load(c.data + i * c.ld + j * kLanes, kLanes) : Vec(0.0F);
+#pragma GCC unroll 8
+      for (int j = 0; j < kRegisters; ++j) {
+        sum[i][j] =
+            write == Write::add ? load_native(c.data + i * c.ld + j * kNative) : NativeFloat{};
       }
     }
     for (std::int64_t k = 0; k < depth; ++k) {
       const std::int64_t at = kChain == Chain::swapped ? k ^ 1 : k;
-      Vec row[kVecs];
-      for (int j = 0; j < kVecs; ++j) row[j] = load(b.data + at * b.ld + j * kLanes, kLanes);
+      NativeFloat row[kRegisters];
+#pragma GCC unroll 8
+      for (int j = 0; j < kRegisters; ++j) row[j] = load_native(b.data + at * b.ld + j * kNative);
+#pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
-        const Vec factor(a.data[i * a.row + at * a.step]);
-        for (int j = 0; j < kVecs; ++j) sum[i][j] = fmadd(factor, row[j], sum[i][j]);
+        const NativeFloat factor = a.data[i * a.row + at * a.step] - NativeFloat{};
+#pragma GCC unroll 8
+        for (int j = 0; j < kRegisters; ++j) sum[i][j] = fmadd_native(factor, row[j], sum[i][j]);
       }
     }
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      for (int j = 0; j < kVecs; ++j) store(c.data + i * c.ld + j * kLanes, sum[i][j], kLanes);
+#pragma GCC unroll 8
+      for (int j = 0; j < kRegisters; ++j) store_native(c.data + i * c.ld + j * kNative, sum[i][j]);
     }
   }
 };

@@ -97,17 +97,19 @@ TESSERA_VEC_EXTREME(larger, >, max_ps)
 TESSERA_VEC_EXTREME(smaller, <, min_ps)
 #undef TESSERA_VEC_EXTREME
 
+TESSERA_INLINE NativeFloat fmadd_native(const NativeFloat& a, const NativeFloat& b,
+                                        const NativeFloat& c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 TESSERA_INLINE Vec fmadd(const Vec& a, const Vec& b, const Vec& c) {
   Vec r;
-  for (int i = 0; i < kParts; ++i) {
-#if defined(__AVX512F__)
-    r.part[i] = _mm512_fmadd_ps(a.part[i], b.part[i], c.part[i]);
-#elif defined(__FMA__)
-    r.part[i] = _mm256_fmadd_ps(a.part[i], b.part[i], c.part[i]);
-#else
-    r.part[i] = a.part[i] * b.part[i] + c.part[i];
-#endif
-  }
+  for (int i = 0; i < kParts; ++i) r.part[i] = fmadd_native(a.part[i], b.part[i], c.part[i]);
   return r;
 }
 

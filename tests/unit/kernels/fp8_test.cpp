@@ -438,7 +438,7 @@ TEST(Fp8Products, OfZerosAreZero) {
   });
 }
 
-// Each sum has one term, so that its order, which oneDNN chooses, is none.
+// Each sum has one term, so that its order, which a library may choose, is none.
 TEST(Fp8Products, HaveTheSameCodesWhateverTheTeam) {
   const std::int64_t m = 48, k = 112;
   for (const DType type : {DType::f32, DType::bf16}) {

@@ -180,6 +180,14 @@ inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) 
   }
 }
 
+/// The same, and products of bf16 by oneDNN, which machines with instructions for matrices have.
+inline void for_devices_of_products(const std::function<void(Device&, DType)>& f) {
+  for_devices_and_types(f);
+  if (gpu() == Gpu::real) return;
+  SCOPED_TRACE("library");
+  f(*make_cpu_device({.threads = 2, .library = true}), DType::bf16);
+}
+
 /// How many roundings a term of a sum over a row of n goes through. On a CPU sixteen lanes add n /
 /// 16 terms each, then four levels. On a GPU a thread adds its runs of V, then come five levels and
 /// those of the warps: runs are 8 at most and threads so many that this is less, but for n < 128.

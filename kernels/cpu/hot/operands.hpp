@@ -1,21 +1,29 @@
-// What attention multiplies, in tiles: rows of heads, probabilities and gradients of scores, packed
-// as floats or as pairs of bf16. An operand on the left has the depth along a row; one on the right
-// has a row for each word of the depth.
+// What is multiplied in tiles: blocks of matrices, rows of heads, probabilities and gradients of
+// scores, packed as floats or as pairs of bf16. An operand on the left has the depth along a row;
+// one on the right has a row for each word of the depth.
 #pragma once
 
-#include "kernels/cpu/hot/attention_shape.hpp"
+#include "kernels/cpu/hot/product.hpp"
 #include "kernels/cpu/hot/tile.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 
-/// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
-struct HeadRows {
-  const View* view;
-  std::int64_t sample, first, tokens, head, dim;
+/// Rows of a matrix, or columns of some rows, of any element type.
+struct Block {
+  std::byte* data;
+  DType type;
+  std::int64_t ld, rows, columns;
+  std::int64_t ahead = kTile;  // packing a row asks for the one so far behind it
 
   template <typename T>
-  T* row(std::int64_t t) const {
-    return row_of<T>(*view, sample * view->shape[1] + first + t) + head * dim;
+  T* row(std::int64_t r) const {
+    return reinterpret_cast<T*>(data) + r * ld;
+  }
+  /// The same extents, from another first row and column on.
+  Block from(std::int64_t row, std::int64_t column) const {
+    Block b = *this;
+    b.data += (row * ld + column) * size_of(type);
+    return b;
   }
 };
 
@@ -85,23 +93,25 @@ struct Floats {
   using Word = float;
   static constexpr std::int64_t kOfWord = 1;
 
+  /// How many words are multiplied of a depth of so many elements.
+  static std::int64_t words_of(std::int64_t depth) { return depth; }
   static float scale_before(float scale) { return scale; }
   static float scale_after(float /*scale*/) { return 1.0F; }
 
-  /// to (tokens, ld) = factor x; columns from dim to ld are 0.
-  static void pack_left(const HeadRows& x, float factor, float* to, std::int64_t ld) {
-    with_type(x.view->type, [&]<typename T>() {
-      for (std::int64_t t = 0; t < x.tokens; ++t) {
+  /// to (rows, ld) = factor x; columns behind those of x are 0.
+  static void pack_left(const Block& x, float factor, float* to, std::int64_t ld) {
+    with_type(x.type, [&]<typename T>() {
+      for (std::int64_t t = 0; t < x.rows; ++t) {
         const T* from = x.row<T>(t);
         for_vectors(
-            x.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            x.columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
               store(to + t * ld + i, load(from + i, count) * Vec(factor), kLanes);
             });
       }
     });
   }
   /// The same, with the depth along tokens.
-  static void pack_right(const HeadRows& x, float factor, float* to, std::int64_t ld) {
+  static void pack_right(const Block& x, float factor, float* to, std::int64_t ld) {
     pack_left(x, factor, to, ld);
   }
   /// to (dim, 64) = what pack_left() has made, transposed; columns from `tokens` up to a whole
@@ -132,21 +142,22 @@ struct Floats {
 /// bf16 as floats, with which others are multiplied that are rounded to bf16: for machines that do
 /// not multiply pairs, with the bits of those that do. Scores are scaled after they are made.
 struct RoundedFloats : Floats {
+  static std::int64_t words_of(std::int64_t depth) { return round_up(depth, 2); }
   static float scale_before(float /*scale*/) { return 1.0F; }
   static float scale_after(float scale) { return scale; }
 
   /// A last token that is alone has one of zeros beside it.
-  static void pack_right(const HeadRows& x, float factor, float* to, std::int64_t ld) {
+  static void pack_right(const Block& x, float factor, float* to, std::int64_t ld) {
     pack_left(x, factor, to, ld);
-    if (x.tokens % 2 != 0) clear(to + x.tokens * ld, ld);
+    if (x.rows % 2 != 0) clear(to + x.rows * ld, ld);
   }
   static void turn(const float* packed, std::int64_t tokens, std::int64_t dim, std::int64_t ld,
                    float* to) {
-    turn_words(packed, tokens, round_up(dim, 2), ld, to);
+    turn_words(packed, tokens, words_of(dim), ld, to);
   }
   static void multiply(std::int64_t rows, int vecs, std::int64_t depth, TileA<float> a,
                        TileB<float> b, TileC c, Write write) {
-    tile_product<FloatBlocks<Chain::swapped>>(rows, vecs, round_up(depth, 2), a, b, c, write);
+    tile_product<FloatBlocks<Chain::swapped>>(rows, vecs, words_of(depth), a, b, c, write);
   }
 
   /// As the processor rounds them, to which numbers below the normal ones are 0.
@@ -175,6 +186,7 @@ struct Pairs {
   using Word = Pair;
   static constexpr std::int64_t kOfWord = 2;
 
+  static std::int64_t words_of(std::int64_t depth) { return ceil_div(depth, kOfWord); }
   static float scale_before(float /*scale*/) { return 1.0F; }
   static float scale_after(float scale) { return scale; }
 
@@ -183,11 +195,12 @@ struct Pairs {
     if (count >= 2 * kLanes) return _mm512_loadu_si512(from);
     return _mm512_maskz_loadu_epi16((__mmask32{1} << count) - 1, from);
   }
-  /// Asks for the same row of the tile behind this one, to be near when it is packed: rows of a
-  /// head lie further apart than hardware looks ahead. It may be behind the last one.
-  TESSERA_INLINE static void look_ahead(const bf16* row, std::int64_t count, std::int64_t ld) {
-    const auto* next = reinterpret_cast<const std::byte*>(row + kTile * ld);
-    for (std::int64_t i = 0; i < 2 * count; i += 64) __builtin_prefetch(next + i, 0, 2);
+  /// Asks for a row behind this one, to be near when it is packed: rows may lie further apart than
+  /// hardware looks ahead. It may be behind the last one.
+  TESSERA_INLINE static void look_ahead(const Block& x, const bf16* row) {
+    if (x.ahead == 0) return;
+    const auto* next = reinterpret_cast<const std::byte*>(row + x.ahead * x.ld);
+    for (std::int64_t i = 0; i < 2 * x.columns; i += 64) __builtin_prefetch(next + i, 0, 2);
   }
   /// Words of an even and an odd row: of their first sixteen columns, and of the others.
   TESSERA_INLINE static void join(const __m512i& even, const __m512i& odd, __m512i (&words)[2]) {
@@ -198,28 +211,28 @@ struct Pairs {
   }
 
   /// to (tokens, ld): pairs of neighbouring columns; 2 ld of them, those from dim on are 0.
-  static void pack_left(const HeadRows& x, float /*factor*/, Pair* to, std::int64_t ld) {
-    for (std::int64_t t = 0; t < x.tokens; ++t) {
+  static void pack_left(const Block& x, float /*factor*/, Pair* to, std::int64_t ld) {
+    for (std::int64_t t = 0; t < x.rows; ++t) {
       const bf16* from = x.row<bf16>(t);
-      look_ahead(from, x.dim, x.view->ld);
+      look_ahead(x, from);
       for (std::int64_t i = 0; i < ld; i += kLanes) {
-        const __m512i pairs = load_pairs(from + 2 * i, x.dim - 2 * i);
+        const __m512i pairs = load_pairs(from + 2 * i, x.columns - 2 * i);
         const auto words = static_cast<unsigned>(at_most(kLanes, ld - i));
         _mm512_mask_storeu_epi32(to + t * ld + i, static_cast<__mmask16>((1U << words) - 1), pairs);
       }
     }
   }
   /// to (tokens / 2, ld): pairs of neighbouring tokens; a last one that is alone has 0 beside it.
-  static void pack_right(const HeadRows& x, float /*factor*/, Pair* to, std::int64_t ld) {
-    for (std::int64_t t = 0; t < x.tokens; t += 2, to += ld) {
+  static void pack_right(const Block& x, float /*factor*/, Pair* to, std::int64_t ld) {
+    for (std::int64_t t = 0; t < x.rows; t += 2, to += ld) {
       const bf16* even = x.row<bf16>(t);
-      const bf16* odd = t + 1 < x.tokens ? x.row<bf16>(t + 1) : nullptr;
-      look_ahead(even, x.dim, x.view->ld);
-      look_ahead(even + x.view->ld, x.dim, x.view->ld);
+      const bf16* odd = t + 1 < x.rows ? x.row<bf16>(t + 1) : nullptr;
+      look_ahead(x, even);
+      look_ahead(x, even + x.ld);
       for (std::int64_t i = 0; i < ld; i += 2 * kLanes) {
         __m512i words[2];
-        join(load_pairs(even + i, x.dim - i),
-             odd == nullptr ? __m512i{} : load_pairs(odd + i, x.dim - i), words);
+        join(load_pairs(even + i, x.columns - i),
+             odd == nullptr ? __m512i{} : load_pairs(odd + i, x.columns - i), words);
         _mm512_storeu_si512(to + i, words[0]);
         if (i + kLanes < ld) _mm512_storeu_si512(to + i + kLanes, words[1]);
       }
@@ -227,11 +240,11 @@ struct Pairs {
   }
   static void turn(const Pair* packed, std::int64_t tokens, std::int64_t dim, std::int64_t ld,
                    Pair* to) {
-    turn_words(packed, tokens, ceil_div(dim, 2), ld, to);
+    turn_words(packed, tokens, words_of(dim), ld, to);
   }
   static void multiply(std::int64_t rows, int vecs, std::int64_t depth, TileA<Pair> a,
                        TileB<Pair> b, TileC c, Write write) {
-    tile_product<PairBlocks>(rows, vecs, ceil_div(depth, 2), a, b, c, write);
+    tile_product<PairBlocks>(rows, vecs, words_of(depth), a, b, c, write);
   }
 
   /// words (rows, 32).

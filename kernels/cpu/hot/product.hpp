@@ -1,0 +1,54 @@
+// Matrix products, and how they are cut into parts. Each element of a result is one chain of
+// multiply-adds over the whole depth, in an order that the operands' type decides, so that no bit
+// depends on how a product is cut, on its other rows and columns or on the number of threads.
+#pragma once
+
+#include "core/math.hpp"
+#include "core/view.hpp"
+#include "kernels/api/access.hpp"
+
+namespace tessera::kernels {
+
+/// How an operand is stored: as the product has it, or transposed.
+enum class Stored : std::uint8_t { straight, turned };
+
+/// c (m, n) (+)= a (m, k) b (k, n) + bias (n). A turned operand's view has its extents exchanged.
+/// a and b have one type; sums are f32, rounded once to c's type.
+struct Product {
+  View a, b, c;
+  View bias;  // or absent
+  Stored a_stored = Stored::straight, b_stored = Stored::straight;
+  Write write = Write::overwrite;
+
+  std::int64_t m() const { return c.rows(); }
+  std::int64_t n() const { return c.cols(); }
+  std::int64_t k() const { return a_stored == Stored::turned ? a.rows() : a.cols(); }
+};
+
+/// Columns of a tile of the right operand that is packed at once, and of tiles of scores.
+inline constexpr std::int64_t kTile = 64;
+/// Rows of the left operand that are packed at once: whole register blocks.
+inline constexpr std::int64_t kPackedRows = 96;
+inline constexpr std::int64_t kMostBlockRows = 6;  // of a register block, which divides these
+
+/// What one thread packs or makes of a block of a product. The depth goes on in order, in one block
+/// after another.
+struct ProductPart {
+  Range rows, columns, depth;
+  bool last = true;  // the depth ends here
+  Range block_rows;
+  std::int64_t first_column = 0;  // of the block
+  /// packed_bytes() of the left operand's rows of the block, or null: they are multiplied from
+  /// where they lie.
+  std::byte* left = nullptr;
+  std::byte* right = nullptr;  // scratch, packed_bytes() of 64 columns
+  /// (columns / 64, rows, 64) sums of the block so far, or null: the depth is whole.
+  float* sums = nullptr;
+};
+
+/// Bytes of so many packed rows or columns, an upper bound for operands of any type.
+constexpr std::int64_t packed_bytes(std::int64_t lines, std::int64_t depth) {
+  return lines * round_up(depth, 16) * std::int64_t{sizeof(float)};
+}
+
+}  // namespace tessera::kernels
