@@ -116,7 +116,8 @@ TESSERA_INLINE double sum_over(const NativeDouble (&s)[kHalves], double from) {
 }
 
 /// Adds the terms of x[0 .. n), all finite and below 2^top, to the words. What `kLevels` levels
-/// lose of them must add up without rounding.
+/// lose of them must add up without rounding. Meanwhile the next block comes from memory: x is
+/// near, as its magnitudes were looked at.
 template <ExactSum::Of of, int kLevels, typename T>
 void add_terms(const T* x, std::int64_t n, int top, std::int64_t* words) {
   NativeDouble sum[kLevels][kHalves], lost[kHalves] = {};
@@ -125,6 +126,7 @@ void add_terms(const T* x, std::int64_t n, int top, std::int64_t* words) {
   }
   for_vectors(
       n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        __builtin_prefetch(reinterpret_cast<const std::byte*>(x + i) + kExactBlock * sizeof(T));
         const Vec v = load(x + i, count);
         HalfFloat half[kHalves];
         std::memcpy(half, &v, sizeof(v));
