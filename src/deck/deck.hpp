@@ -337,6 +337,7 @@ struct ParallelSection {
   std::int64_t data = 0;  // 0: the rest of the ranks
   std::int64_t experts = 1;
   ExpertExchange expert_exchange = ExpertExchange::direct;
+  bool expert_overlap = false;
   std::int64_t context = 1;
   ContextKind context_kind = ContextKind::automatic;
   bool sequence = true;

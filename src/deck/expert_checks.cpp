@@ -18,6 +18,7 @@ class ExpertsChecker : DeckChecker {
     if (moe_.experts == 0) return unused();
     if (usable({"parallel.experts"}) && deck_.parallel.experts > 1) divided();
     by_node();
+    overlap();
     layers();
     choices();
     groups();
@@ -33,6 +34,7 @@ class ExpertsChecker : DeckChecker {
     needs("parallel.experts", deck_.parallel.experts > 1, false, "moe.experts");
     needs("parallel.expert_exchange", deck_.parallel.expert_exchange != ExpertExchange::direct,
           false, "moe.experts");
+    needs("parallel.expert_overlap", deck_.parallel.expert_overlap, false, "moe.experts");
     section_needs("moe", "moe.experts", {"moe.ffn_hidden", "moe.normalize"});
   }
 
@@ -160,6 +162,17 @@ class ExpertsChecker : DeckChecker {
              deck_.run.reproducible == Reproducible::layout,
              "what experts make of a token is added up by node",
              "use parallel.expert_exchange = \"direct\"");
+  }
+
+  /// Micro-batches side by side.
+  void overlap() {
+    if (!usable({"parallel.expert_overlap"}) || !deck_.parallel.expert_overlap) return;
+    if (usable({"parallel.experts"}))
+      needs("parallel.expert_overlap", true, deck_.parallel.experts > 1, "parallel.experts");
+    if (usable({"parallel.pipeline"})) {
+      not_with("parallel.expert_overlap", "parallel.pipeline", deck_.parallel.pipeline > 1,
+               "a stage's micro-batches come one after another", "use 1");
+    }
   }
 
   /// What does not go with experts.

@@ -961,6 +961,11 @@ constexpr SchemaRow kRows[] = {
         "that has it; by_node, a token goes once to each node that has experts for it, copies are "
         "made there, and their sum comes back, which sends less between nodes wherever tokens have "
         "several experts on one"),
+    row<&Deck::parallel, &ParallelSection::expert_overlap>(
+        "parallel.expert_overlap",
+        "two micro-batches of a step go through the layers side by side: while tokens of one are "
+        "on "
+        "their way to experts and back, the other computes; both have their activations in memory"),
     row<&Deck::parallel, &ParallelSection::context>(
         "parallel.context",
         "neighbouring ranks that divide each sequence among them, each with two chunks of it; they "

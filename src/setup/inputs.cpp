@@ -340,6 +340,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                        .experts = deck.model.moe.split,
                                        .expert_ranks = deck.parallel.experts > 1});
   in.layout.expert_exchange = deck.parallel.expert_exchange;
+  in.layout.overlap_experts = deck.parallel.expert_overlap;
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 
+#include "core/bytes.hpp"
 #include "deck/ranks.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/prediction/estimate.hpp"
@@ -76,6 +77,19 @@ std::string word_of(const std::variant<Secondary, std::int64_t>& secondary) {
                           : std::string(enum_word(std::get<Secondary>(secondary)));
 }
 
+/// A micro-batch alone has none beside it.
+void check_overlap(const deck::LoadedDeck& loaded, std::int64_t ranks) {
+  const deck::Deck& deck = loaded.deck;
+  const std::int64_t samples = mesh_of(deck, ranks).batch_ranks() * deck.batch.micro;
+  if (!deck.parallel.expert_overlap || deck.batch.global >= 2 * samples) return;
+  throw DeckError(
+      fmt::format("{}: parallel.expert_overlap = true has no effect: batch.global = {} is a single "
+                  "micro-batch of batch.micro = {} on each of {} (give a smaller batch.micro, or "
+                  "leave it out)",
+                  loaded.where("parallel.expert_overlap"), deck.batch.global, deck.batch.micro,
+                  count_text(samples / deck.batch.micro, "data rank")));
+}
+
 /// In how many keys two forms differ.
 int distance(const Traffic& a, const Traffic& b) {
   return int{a.secondary != b.secondary} + int{a.weights != b.weights} +
@@ -94,6 +108,7 @@ void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
                       loaded.where("parallel.expert_exchange"), why));
     }
   }
+  check_overlap(loaded, std::ssize(found));
   if (!says(loaded.deck.zero, Secondary::node)) return;
   const std::string why = why_no_secondary(loaded.deck, found);
   if (why.empty()) return;

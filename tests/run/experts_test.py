@@ -77,6 +77,13 @@ class Oracle(ExpertsTest):
         self.compare("dropping", DIVIDED[:1])
         self.compare("switch", [(4, {"parallel__experts": 4, "batch__micro": 1})])
 
+    def test_micro_batches_side_by_side(self):
+        overlap = {"parallel__expert_overlap": True, "batch__micro": 1}
+        self.compare("mixtral", [(ranks, layout | overlap) for ranks, layout in DIVIDED
+                                 if layout.get("parallel__pipeline", 1) == 1])
+        self.compare("deepseek", [(ranks, layout | overlap | {"parallel__expert_exchange": "by_node"})
+                                  for ranks, layout in BY_NODE[1:4:2]])
+
     def test_tokens_that_go_once_to_each_node(self):
         layouts = [(ranks, layout | {"parallel__expert_exchange": "by_node"}) for ranks, layout in BY_NODE]
         self.compare("mixtral", layouts)
@@ -128,6 +135,7 @@ class Bits(ExpertsTest):
                          "recompute__policy": "selective"}),
                     (2, {"zero__stage": 2, "recompute__policy": "full"}),
                     (2, {"parallel__experts": 2}),
+                    (2, {"parallel__experts": 2, "parallel__expert_overlap": True}),
                     (4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 2}),
                     (4, {"parallel__experts": 2, "zero__stage": 3, "recompute__policy": "full"}),
                     (2, {"parallel__experts": 2, "offload__optimizer": "host",
@@ -188,7 +196,7 @@ class Shown(ExpertsTest):
 
         found = simulate("--search")
         self.assertEqual(found.code, 0, found.output)
-        self.assertRegex(found.output, r"(?m)data x pipeline x tensor +experts  schedule")
+        self.assertRegex(found.output, r"(?m)data x pipeline x tensor +experts  overlap  schedule")
         best = float(re.search(r"^ 1 +([0-9.]+) ms", found.output, re.M)[1])
         sets = re.search(r"^the first: (.*)$", found.output, re.M)[1].split()
         self.assertEqual(step_ms(simulate(*sets)), best)
@@ -424,10 +432,25 @@ class Refused(ExpertsTest):
                     parallel__experts=2, zero__tiles=2)
         self.expect("mixtral", "parallel.expert_exchange has no effect without moe.experts",
                     moe__experts=0, parallel__expert_exchange="by_node")
+        self.expect("mixtral", "parallel.expert_overlap has no effect without moe.experts",
+                    moe__experts=0, parallel__expert_overlap=True)
+        self.expect("mixtral", "parallel.expert_overlap has no effect without parallel.experts",
+                    parallel__expert_overlap=True)
+        self.expect("mixtral", "parallel.pipeline = 2 is not possible with parallel.expert_overlap",
+                    parallel__expert_overlap=True, parallel__experts=2, parallel__pipeline=2)
         self.expect("mixtral", "parallel.expert_exchange has no effect without parallel.experts",
                     parallel__expert_exchange="by_node")
         self.expect("mixtral", 'parallel.expert_exchange = "by_node"', "what experts make of a token is added up by node",
                     parallel__expert_exchange="by_node", parallel__experts=2, run__reproducible="layout")
+
+    def test_a_micro_batch_alone(self):
+        """It has none beside it, whoever runs or looks."""
+        deck = self.deck_of("alone", "mixtral", parallel__experts=2, parallel__expert_overlap=True,
+                            batch__micro=BATCH // 2)
+        for job in (self.run_job(2, "train", deck), self.run_job(0, "check", deck, "--ranks", 2)):
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(f"parallel.expert_overlap = true has no effect: batch.global = {BATCH} is a single "
+                          f"micro-batch of batch.micro = {BATCH // 2} on each of 2 data ranks", job.output)
 
     def test_nodes_that_tokens_go_to(self):
         """Refused where there is one node, or where nodes have different numbers of these ranks."""

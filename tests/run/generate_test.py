@@ -3,6 +3,7 @@ that is asked for, and after any kill, beside what a single prompt gives, and wh
 
 import json
 import os
+import resource
 import shutil
 import signal
 import unittest
@@ -245,6 +246,29 @@ class Layouts(Generate):
             self.assertEqual(len(whole), len(parts))
             for p, q in zip(whole, parts, strict=True):
                 self.assertAlmostEqual(p, q, delta=5e-6)
+
+    def test_experts_without_tokens_stay_on_the_disk(self):
+        """Of 32 experts a token is given to one, so that of those that are read a pass has 1/32; a prompt of
+        many tokens has nearly all."""
+        (self.dir / "disks").mkdir()
+        deck = tiny_deck(self.dir / "data", **{**LLAMA, "model__vocab": 256, "model__context": 64, "model__layers": 2, "moe__experts": 32,
+                                               "moe__top_k": 1, "moe__ffn_hidden": 1024, "run__steps": 2})
+        self.train(1, self.deck("many", deck))
+        matrices = 3 * 2 * 32 * 32 * 1024 * 4  # gate with up and down of 2 layers, f32
+        self.write_prompts([{"prompt": "a"}])
+
+        def read(tokens):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+            self.run_code(0, "generate", self.dir / "many", "--prompts", self.prompts, "--out",
+                          self.dir / f"{tokens}.jsonl", "--tokens", tokens, "--batch", 1, *as_options(NVME))
+            return 512 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before)
+
+        passes = 40
+        more = read(passes + 2) - read(2)
+        self.assertGreater(more, passes * matrices / 32)
+        # Beside them attention, 48 KiB, and the table of 256 tokens, 32 KiB, twice.
+        self.assertLess(more, passes * (matrices / 32 + 256 * 1024))
+        self.assertLess(more, passes * matrices / 8)
 
     def test_a_rank_whose_disk_fails_ends_all(self):
         (self.dir / "disks").mkdir()

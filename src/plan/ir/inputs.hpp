@@ -45,6 +45,9 @@ struct LayoutInputs {
   std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
   bool split_sequence = true;      // over tensor ranks
   ExpertExchange expert_exchange = ExpertExchange::direct;
+  /// Two micro-batches are under way at a time, so that one computes while tokens of the other are
+  /// exchanged. Needs a single stage.
+  bool overlap_experts = false;
   ContextInputs context;
   PipelineRule pipeline;
 };

@@ -163,10 +163,16 @@ struct LoadBatch {
 struct Copy {
   static constexpr const char* kName = "copy";
   View from, to;
+  /// Absent: everything is copied. Else (E + 1) i32, the first row of each expert, and behind the
+  /// last; the bytes are E equal parts, of which those of experts without rows stay away. Whoever
+  /// copies is on the host, which reads it.
+  View begins;
+  double share = 1;  // of the bytes that are expected to be copied
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.from, kernels::Access::read), f(s.to, kernels::Access::write);
+    f(s.begins, kernels::Access::read);
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/grad_reduce.hpp"
+#include "plan/passes/on_demand.hpp"
 #include "plan/passes/optimizer_step.hpp"
 #include "plan/passes/place_buffers.hpp"
 #include "plan/passes/place_waits.hpp"
@@ -104,6 +105,7 @@ Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlac
     batches = add_step(plan, in, states);
   }
   tiers(plan, in);
+  fetch_on_demand(plan, in);
   load_batches(plan, batches);
   add_scratch(plan, *in.device);
   place_buffers(plan);

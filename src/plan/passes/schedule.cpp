@@ -7,6 +7,7 @@
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/pipeline.hpp"
+#include "plan/passes/weave.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -70,15 +71,24 @@ class Scheduler {
     if (plan_.confusion) add(OpKind::kernel, kernels::Fill{.out = plan_.confusion});
     if (plan_.choices && !generates_) add(OpKind::kernel, kernels::Fill{.out = plan_.choices});
     if (plan_.statistics) add(OpKind::kernel, kernels::Fill{.out = plan_.statistics});
-    const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
-                                            plan_.shape.micro_batches, training_);
+    const bool pairs = goes_in_pairs(in_, plan_.shape);
+    std::vector<std::vector<PipelineAction>> of_stages;
+    if (pairs) {
+      of_stages.push_back(paired_actions(plan_.shape.micro_batches));
+    } else {
+      of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
+                                   plan_.shape.micro_batches, training_);
+    }
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
     const auto& actions = at(of_stages, plan_.place.pipeline);
+    std::vector<std::size_t> begins;  // of the actions' ops
     for (std::size_t i = 0; i < actions.size(); ++i) {
+      begins.push_back(plan_.ops.size());
       for (const PipelineAction& a : receives[i]) receive(a);
       act(actions[i]);
       if (i == 0) plan_.ops.reserve(plan_.ops.size() * (actions.size() + 1));
     }
+    if (pairs) weave(plan_, begins);
     if (generates_) share_logits();
     return std::move(out_);
   }

@@ -4,6 +4,7 @@
 
 #include "plan/passes/make_plan.hpp"
 #include "plan/passes/place_waits.hpp"
+#include "plan/passes/weave.hpp"
 #include "plan/prediction/ledger.hpp"
 
 namespace tessera::plan {
@@ -56,7 +57,7 @@ FewMicroBatches::Computing FewMicroBatches::computing(std::int64_t all) const {
 
 Estimate continued(const PlanInputs& in, const Estimate& one, const Estimate& two,
                    std::int64_t micro_batches) {
-  const std::int64_t round = in.layout.mesh.pipeline;
+  const std::int64_t round = schedule_round(in);
   const auto all = [&](double at_one, double at_two) {
     return at_one + static_cast<double>(micro_batches - round) / static_cast<double>(round) *
                         (at_two - at_one);
@@ -66,7 +67,7 @@ Estimate continued(const PlanInputs& in, const Estimate& one, const Estimate& tw
 }
 
 double estimate_step(const PlanInputs& in, const PlanShape& shape, const deck::Machine& machine) {
-  const std::int64_t round = in.layout.mesh.pipeline;
+  const std::int64_t round = schedule_round(in);
   const auto of = [&](std::int64_t n) { return FewMicroBatches(in, shape, n, machine).play(); };
   if (shape.micro_batches <= 2 * round) return of(shape.micro_batches).step;
   return continued(in, of(round), of(2 * round), shape.micro_batches).step;

@@ -42,11 +42,11 @@ struct CostOf {
   }
   OpCost operator()(const Copy& copy) const {
     const Location from = where(copy.from), to = where(copy.to);
-    const auto bytes = static_cast<double>(copy.from.span_bytes());
+    const double bytes = copy.share * static_cast<double>(copy.from.span_bytes());
     if (from == Location::disk) return {bytes / disk_rate(machine.disk_read)};
     if (to == Location::disk) return {bytes / disk_rate(machine.disk_write)};
     if (from != to && machine.host) return {machine.host->latency + bytes / machine.host->rate};
-    return {kernels::bytes_of(copy) / memory_rate(from)};
+    return {2 * bytes / memory_rate(from)};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
     return {std::visit(

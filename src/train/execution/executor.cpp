@@ -18,6 +18,43 @@ std::span<const std::byte> bytes_of(const View& v) {
   return {v.data, static_cast<std::size_t>(v.span_bytes())};
 }
 
+/// Tasks that are done together.
+class Together : public streams::Task {
+ public:
+  explicit Together(std::vector<std::unique_ptr<streams::Task>> tasks) : tasks_(std::move(tasks)) {}
+
+  streams::Progress advance() override {
+    bool some = false;
+    std::erase_if(tasks_, [&](const auto& task) {
+      const streams::Progress made = task->advance();
+      some = some || made != streams::Progress::idle;
+      return made == streams::Progress::done;
+    });
+    if (tasks_.empty()) return streams::Progress::done;
+    return some ? streams::Progress::some : streams::Progress::idle;
+  }
+
+ private:
+  std::vector<std::unique_ptr<streams::Task>> tasks_;
+};
+
+/// Copies what is wanted of the bytes, neighbouring parts at once.
+std::unique_ptr<streams::Task> start_copy(memory::Tier& tier, const plan::Copy& copy) {
+  if (!copy.begins) return tier.start_copy(copy.from.data, copy.to.data, copy.from.span_bytes());
+  const std::int64_t parts = copy.begins.elements() - 1, bytes = copy.from.span_bytes() / parts;
+  const auto* begin = copy.begins.as<std::int32_t>();
+  std::vector<std::unique_ptr<streams::Task>> tasks;
+  for (std::int64_t i = 0; i < parts; ++i) {
+    const std::int64_t first = i;
+    while (i < parts && begin[i] < begin[i + 1]) ++i;
+    if (i == first) continue;
+    auto task = tier.start_copy(copy.from.data + first * bytes, copy.to.data + first * bytes,
+                                (i - first) * bytes);
+    if (task) tasks.push_back(std::move(task));
+  }
+  return std::make_unique<Together>(std::move(tasks));
+}
+
 /// Runs `work`, a part of an op, and adds the op's name to what it throws.
 template <typename Work>
 auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
@@ -122,10 +159,8 @@ Groups make_groups(const plan::PlanInputs& in, std::int64_t rank, const MakeGrou
 std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) {
   const plan::Op& op = *bound.op;
   const plan::Call& call = bound.call;
-  if (const auto* copy = std::get_if<plan::Copy>(&call)) {
-    return tiers_[bound.carrier]->start_copy(copy->from.data, copy->to.data,
-                                             copy->from.span_bytes());
-  }
+  if (const auto* copy = std::get_if<plan::Copy>(&call))
+    return start_copy(*tiers_[bound.carrier], *copy);
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
     return (bound.by_host ? beside_.on_host : beside_.on_device)(*kernel);
   if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return hooks_.save(op, *tile);

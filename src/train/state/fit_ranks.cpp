@@ -140,6 +140,7 @@ class Fitter {
     with.add("parallel.experts", std::to_string(grid.experts));
     with.add("parallel.context", std::to_string(grid.context));
     if (grid.experts == 1) with.add("parallel.expert_exchange", "\"direct\"");
+    with.add("parallel.expert_overlap", "false");  // of training
     if (grid.context == 1) with.add("parallel.context_kind", "\"auto\"");
     if (grid.pipeline != own_.parallel.pipeline) {  // the order of backward steps plays no role
       with.add("parallel.schedule", "\"1f1b\"");

@@ -18,6 +18,7 @@
 #include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "deck/ranks.hpp"
+#include "plan/passes/weave.hpp"
 #include "plan/prediction/estimate.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/architecture.hpp"
@@ -37,6 +38,7 @@ constexpr std::size_t kStagedAtOnce = 2;  // whose other schedules are tried tog
 struct Choice {
   std::int64_t tensor = 1, pipeline = 1, experts = 1, micro = 1;
   ExpertExchange exchange = ExpertExchange::direct;
+  bool overlap = false;  // of experts' exchanges
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;
   std::int64_t stage = 0;  // ZeRO
@@ -48,6 +50,7 @@ struct Choice {
             "parallel.data=0",
             fmt::format("parallel.experts={}", experts),
             fmt::format("parallel.expert_exchange=\"{}\"", enum_word(exchange)),
+            fmt::format("parallel.expert_overlap={}", overlap),
             fmt::format("parallel.schedule=\"{}\"", enum_word(schedule)),
             fmt::format("parallel.virtual_stages={}", virtual_stages),
             "parallel.placement=\"balanced\"",
@@ -68,8 +71,8 @@ struct Found {
 bool faster(const Found& a, const Found& b) {
   const auto order = [](const Found& f) {
     const Choice& c = f.choice;
-    return std::tuple(f.step, c.tensor, c.pipeline, c.experts, c.exchange, c.micro, c.schedule,
-                      c.virtual_stages, c.recompute);
+    return std::tuple(f.step, c.tensor, c.pipeline, c.experts, c.exchange, c.overlap, c.micro,
+                      c.schedule, c.virtual_stages, c.recompute);
   };
   return order(a) < order(b);
 }
@@ -128,10 +131,18 @@ class Search {
         const std::int64_t shared = layout_.ranks / (t * p);  // data and context ranks
         for (std::int64_t e = 1; e <= std::max<std::int64_t>(experts_, 1); ++e) {
           if (shared % e != 0 || (e > 1 && experts_ % e != 0)) continue;
-          grids.push_back({.tensor = t, .pipeline = p, .experts = e});
-          if (!go_by_node(e, local() / t)) continue;
-          grids.push_back(grids.back());
-          grids.back().exchange = ExpertExchange::by_node;
+          std::vector<ExpertExchange> exchanges{ExpertExchange::direct};
+          if (go_by_node(e, local() / t)) exchanges.push_back(ExpertExchange::by_node);
+          for (const ExpertExchange exchange : exchanges) {
+            for (const bool overlap : {false, true}) {
+              if (overlap && (e == 1 || p > 1)) continue;
+              grids.push_back({.tensor = t,
+                               .pipeline = p,
+                               .experts = e,
+                               .exchange = exchange,
+                               .overlap = overlap});
+            }
+          }
         }
       }
       in_parallel(grids, [this](const Choice& grid) { try_grid(grid); });
@@ -195,6 +206,7 @@ class Search {
     std::map<Recompute, std::int64_t> from;
     for (choice.micro = 1; choice.micro <= global_ / data; ++choice.micro) {
       if (global_ / data % choice.micro != 0) continue;
+      if (choice.overlap && global_ / data == choice.micro) continue;  // there is only one
       if (shortest(choice, global_ / data / choice.micro) > worst_shown_) {
         ++hopeless_;
         continue;
@@ -280,7 +292,7 @@ class Search {
       return few;
     };
     const auto fit = [&] { return fits(choice, found.memory); };
-    const std::int64_t all = p.shapes.front().micro_batches, round = choice.pipeline;
+    const std::int64_t all = p.shapes.front().micro_batches, round = plan::schedule_round(p.inputs);
     plan::FewMicroBatches one = of(1);
     if (!fit()) return std::nullopt;
     const auto least = one.computing(all);
@@ -443,8 +455,8 @@ class Search {
   std::string experts(const Choice& c) const {
     if (experts_ == 0) return "";
     std::string ranks = fmt::format("{:<9}", c.experts);
-    if (!by_node_) return ranks;
-    return ranks + fmt::format("{:<10}", c.experts == 1 ? "-" : enum_word(c.exchange));
+    if (by_node_) ranks += fmt::format("{:<10}", c.experts == 1 ? "-" : enum_word(c.exchange));
+    return ranks + fmt::format("{:<9}", c.experts == 1 ? "-" : c.overlap ? "yes" : "no");
   }
   int grid_width() const { return context_ > 1 ? 36 : 26; }
   static std::string schedule(const Choice& c) {
@@ -457,7 +469,8 @@ class Search {
   static std::string divided(const Choice& c) {
     if (c.experts == 1) return "";
     return fmt::format(", experts {}{}", c.experts,
-                       c.exchange == ExpertExchange::by_node ? " by node" : "");
+                       c.exchange == ExpertExchange::by_node ? " by node" : "") +
+           (c.overlap ? " overlapped" : "");
   }
 
   std::string table(std::span<const Found> shown) const {
@@ -470,8 +483,8 @@ class Search {
         context_ > 1 ? "data x context x pipeline x tensor" : "data x pipeline x tensor",
         grid_width(),
         experts_ == 0 ? ""
-        : by_node_    ? "experts  exchange  "
-                      : "experts  ",
+        : by_node_    ? "experts  exchange  overlap  "
+                      : "experts  overlap  ",
         "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];

@@ -105,6 +105,7 @@ inline void divide_experts(Case& c, std::mt19937 random) {
   in.layout.mesh.experts = at(ways, random() % ways.size());
   if (!in.numerics.layout_mode && random() % 2 == 0)
     in.layout.expert_exchange = ExpertExchange::by_node;
+  in.layout.overlap_experts = in.layout.mesh.pipeline == 1 && random() % 2 == 0;
   const auto& blocks =
       in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;
   in.model.units = model::model_units(in.model.config, chunks,

@@ -706,6 +706,36 @@ TEST(MakePlan, ExpertGroupsThatLieOtherwiseHaveOnePlan) {
   EXPECT_EQ(expert_route(in, {.data = 5}).hops.size(), 2U);
 }
 
+// In each pair, forward and backward, whoever has begun an exchange lets the other go on; a unit of
+// both is gathered once.
+TEST(MakePlan, MicroBatchesTakeTurnsAtExchangesOfExperts) {
+  const auto plan_of = [](bool overlap) {
+    Case c = make_case(3, 4, 5, ReduceWhen::micro);
+    give_experts(c.inputs, {.count = 8, .hidden = 8, .routing = {.choices = 2}}, 4, {});
+    c.inputs.layout.overlap_experts = overlap;
+    c.inputs.sharding.prefetch = 0;
+    expect_proved(c);
+    return make_plan(c.inputs, c.shape, {});
+  };
+  const Plan woven = plan_of(true), plain = plan_of(false);
+  std::vector<std::int32_t> exchanges;  // micro-batches
+  for (std::size_t i = 0; i < woven.ops.size(); ++i) {
+    const Op& op = woven.ops[i];
+    if (op.kind == OpKind::experts) exchanges.push_back(op.micro_batch);
+  }
+  ASSERT_EQ(std::ssize(exchanges) % 5, 0);
+  const std::size_t each = exchanges.size() / 5;  // of a micro-batch, both ways
+  for (std::size_t i = 0; i < exchanges.size(); ++i) {
+    const std::size_t pair = i / (2 * each);
+    EXPECT_EQ(exchanges[i], pair == 2 ? 4 : 2 * pair + i % 2) << i;
+  }
+  const auto gathers = [](const Plan& plan) {
+    return std::ranges::count_if(plan.ops, [](const Op& op) { return op.kind == OpKind::gather; });
+  };
+  // Of three rounds in place of five; head and embedding stay for backward.
+  EXPECT_LT(gathers(woven), gathers(plain) * 3 / 4);
+}
+
 TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
   std::vector<std::int64_t> bytes;
   for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {

@@ -163,6 +163,58 @@ TEST(Tiers, HaveWhatTheDeviceHadNot) {
   }
 }
 
+/// How many fetches of a plan are of the experts alone that have rows. They go as soon as these are
+/// known.
+int fetches_on_demand(const Plan& plan) {
+  int all = 0;
+  std::size_t dispatch = 0, since = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    const auto* call = std::get_if<kernels::KernelCall>(&op.call);
+    if (call != nullptr && std::holds_alternative<kernels::Dispatch>(*call))
+      dispatch = i, since = 0;
+    const auto* copy = std::get_if<Copy>(&op.call);
+    if (copy == nullptr || !copy->begins) continue;
+    ++all, ++since;
+    EXPECT_EQ(i, dispatch + since);
+    EXPECT_EQ(buffer_of(copy->begins),
+              buffer_of(std::get<kernels::Dispatch>(
+                            std::get<kernels::KernelCall>(plan.ops[dispatch].call))
+                            .begins));
+  }
+  return all;
+}
+
+TEST(Tiers, BringOfManyExpertsThoseThatHaveRows) {
+  const auto plan_of = [](PlanPurpose purpose, std::int64_t ranks, bool device_is_host,
+                          std::int64_t tokens, std::int64_t micro_batches = 1) {
+    Case c = make_case(0, ranks, micro_batches, ReduceWhen::step);
+    give_experts(c.inputs, {.count = 8, .hidden = 8, .routing = {.choices = 2}}, ranks,
+                 std::vector<int>(static_cast<std::size_t>(ranks), 0));
+    c.inputs.offload = {.parameters = Location::disk, .ahead = 8, .device_is_host = device_is_host};
+    c.shape.purpose = purpose, c.shape.micro = 1, c.shape.sequence = tokens;
+    if (purpose == PlanPurpose::evaluate) c.inputs.state_for = purpose;
+    expect_proved(c);
+    return make_plan(c.inputs, c.shape, {});
+  };
+  // Both matrices of three layers. Of 8 experts 4 tokens are expected to choose 1 - (3/4)^4.
+  const Plan few = plan_of(PlanPurpose::evaluate, 1, true, 4);
+  EXPECT_EQ(fetches_on_demand(few), 6);
+  for (const Op& op : few.ops) {
+    const auto* copy = std::get_if<Copy>(&op.call);
+    if (copy != nullptr && copy->begins) {
+      EXPECT_NEAR(copy->share, 1 - 0.75 * 0.75 * 0.75 * 0.75, 1e-12);
+    }
+  }
+  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, true, 8)), 6);   // 0.8999
+  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, true, 9)), 0);   // 0.925
+  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, false, 4)), 0);  // a GPU
+  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 2, true, 4)), 0);  // rows of two ranks
+  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::train, 1, true, 4)), 0);
+  // Two micro-batches find the same bytes in the same place, and want some of their own.
+  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, true, 4, 2)), 0);
+}
+
 // Disks move whole sectors: of all arenas, as what is on disks is copied from and to them.
 TEST(Tiers, AlignBuffersAsDisksWantThem) {
   for (const bool reaches : {true, false}) {

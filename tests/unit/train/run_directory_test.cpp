@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <ctime>
+#include <chrono>
 #include <regex>
 
 #include "deck/load.hpp"
@@ -65,7 +65,12 @@ TEST(RunLock, NoticesThatItsDirectoryIsGone) {
 
 TEST(Reporter, SaysWhenEachLineAndEventWas) {
   const test::TemporaryDirectory directory;
-  const auto before = static_cast<double>(std::time(nullptr));
+  const auto now = [] {  // to a millisecond, as events have it
+    using std::chrono::floor, std::chrono::milliseconds, std::chrono::system_clock;
+    const auto since = floor<milliseconds>(system_clock::now()).time_since_epoch();
+    return static_cast<double>(since.count()) / 1e3;
+  };
+  const double before = now();
   Reporter report(directory.path());
   report.say("one\n  two");
   report.event({{"event", "step"}, {"step", 7}});
@@ -75,7 +80,7 @@ TEST(Reporter, SaysWhenEachLineAndEventWas) {
   const auto event = nlohmann::json::parse(test::read_file(directory / "metrics.jsonl"));
   EXPECT_EQ(event.at("step"), 7);
   EXPECT_GE(event.at("time"), before);
-  EXPECT_LE(event.at("time"), static_cast<double>(std::time(nullptr)) + 1);
+  EXPECT_LE(event.at("time"), now());
 }
 
 TEST(Reporter, StampsWholeReports) {
