@@ -9,10 +9,12 @@ void map_rows(const View& x, const View& y, Range rows, F f) {
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* from = row_of<T>(x, r);
     T* to = row_of<T>(y, r);
-    for_vectors(
-        columns_of(y), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-          store(to + i, f(load(from + i, count)), count);
-        });
+    for_groups(
+        columns_of(y),
+        [&](std::int64_t i)
+            __attribute__((always_inline)) { store_all(to + i, f(load_all(from + i))); },
+        [&](std::int64_t i, std::int64_t count)
+            __attribute__((always_inline)) { store(to + i, f(load(from + i, count)), count); });
   }
 }
 
@@ -22,8 +24,12 @@ void map_rows(const View& x, const View& d_y, const View& d_x, Range rows, F f) 
     const T* from = row_of<T>(x, r);
     const T* d = row_of<T>(d_y, r);
     T* to = row_of<T>(d_x, r);
-    for_vectors(
-        columns_of(d_x), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+    for_groups(
+        columns_of(d_x),
+        [&](std::int64_t i) __attribute__((always_inline)) {
+          store_all(to + i, load_all(d + i) * f(load_all(from + i)));
+        },
+        [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
           store(to + i, load(d + i, count) * f(load(from + i, count)), count);
         });
   }
@@ -68,22 +74,22 @@ void activate(const Activate& a, Range rows) {
   with_type(a.x.type, [&]<typename T>() {
     switch (a.kind) {
       case ActivationKind::gelu:
-        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return gelu(x); });
+        map_rows<T>(a.x, a.y, rows, [](const auto& x) { return gelu(x); });
         break;
       case ActivationKind::gelu_erf:
-        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return gelu_erf(x); });
+        map_rows<T>(a.x, a.y, rows, [](const auto& x) { return gelu_erf(x); });
         break;
       case ActivationKind::relu:
-        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return relu(x); });
+        map_rows<T>(a.x, a.y, rows, [](const auto& x) { return relu(x); });
         break;
       case ActivationKind::tanh:
-        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return tanh_of(x); });
+        map_rows<T>(a.x, a.y, rows, [](const auto& x) { return tanh_of(x); });
         break;
       case ActivationKind::swiglu:
-        gated_rows<T>(a, rows, [](const Vec& x) { return silu(x); });
+        gated_rows<T>(a, rows, [](const auto& x) { return silu(x); });
         break;
       case ActivationKind::geglu:
-        gated_rows<T>(a, rows, [](const Vec& x) { return gelu(x); });
+        gated_rows<T>(a, rows, [](const auto& x) { return gelu(x); });
         break;
     }
   });
@@ -93,26 +99,26 @@ void activate_backward(const ActivateBackward& a, Range rows) {
   with_type(a.x.type, [&]<typename T>() {
     switch (a.kind) {
       case ActivationKind::gelu:
-        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return gelu_slope(x); });
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const auto& x) { return gelu_slope(x); });
         break;
       case ActivationKind::gelu_erf:
-        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return gelu_erf_slope(x); });
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const auto& x) { return gelu_erf_slope(x); });
         break;
       case ActivationKind::relu:
-        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return relu_slope(x); });
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const auto& x) { return relu_slope(x); });
         break;
       case ActivationKind::tanh:
-        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return tanh_slope_at(x); });
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const auto& x) { return tanh_slope_at(x); });
         break;
       case ActivationKind::swiglu:
         gated_backward_rows<T>(
-            a, rows, [](const Vec& x) { return silu(x); },
-            [](const Vec& x) { return silu_slope(x); });
+            a, rows, [](const auto& x) { return silu(x); },
+            [](const auto& x) { return silu_slope(x); });
         break;
       case ActivationKind::geglu:
         gated_backward_rows<T>(
-            a, rows, [](const Vec& x) { return gelu(x); },
-            [](const Vec& x) { return gelu_slope(x); });
+            a, rows, [](const auto& x) { return gelu(x); },
+            [](const auto& x) { return gelu_slope(x); });
         break;
     }
   });

@@ -23,8 +23,20 @@ float row_max(const T* x, std::int64_t n) {
   return max_of(best);
 }
 
+/// Of one vector as of several.
 template <bool kCapped>
-using Cap = LogitCap<Vec, kCapped>;
+struct Cap {
+  LogitCap<Vec, kCapped> one;
+  LogitCap<Vecs, kCapped> several;
+
+  explicit Cap(float most) : one(most), several(most) {}
+  TESSERA_INLINE Vec value(const Vec& x) const { return one.value(x); }
+  TESSERA_INLINE Vecs value(const Vecs& x) const { return several.value(x); }
+  TESSERA_INLINE Vec times_slope(const Vec& g, const Vec& x) const { return one.times_slope(g, x); }
+  TESSERA_INLINE Vecs times_slope(const Vecs& g, const Vecs& x) const {
+    return several.times_slope(g, x);
+  }
+};
 
 template <bool kCapped>
 float capped(const Cap<kCapped>& cap, float x) {
@@ -41,9 +53,15 @@ RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap
   RowSums total;
   for (std::int64_t c = 0; c < n; c += kSummed) {
     Vec exponentials(0.0F), logits(0.0F);
-    for_vectors(
-        n - c < kSummed ? n - c : kSummed, [&](std::int64_t i,
-                                               std::int64_t count) __attribute__((always_inline)) {
+    for_groups(
+        n - c < kSummed ? n - c : kSummed,
+        [&](std::int64_t i) __attribute__((always_inline)) {
+          const Vecs logit = cap.value(load_all(x + c + i)),
+                     exponential = exp_of(logit - Vecs(shift));
+          for (const Vec& v : exponential.of) exponentials = exponentials + v;
+          for (const Vec& v : logit.of) logits = logits + v;
+        },
+        [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
           const Vec logit = cap.value(load(x + c + i, count));
           exponentials = exponentials + first_lanes(exp_of(logit - Vec(shift)), count);
           logits = logits + first_lanes(logit, count);
@@ -52,6 +70,23 @@ RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap
     total.logits += static_cast<double>(sum_of(logits));
   }
   return total;
+}
+
+/// x = (e^(logit - shift) weight - everywhere) scale, times the slope of the cap.
+template <typename T, bool kCapped>
+void write_gradient(T* x, std::int64_t n, const Cap<kCapped>& cap, float shift, float weight,
+                    float everywhere, float scale) {
+  const auto gradient = [&](const auto& raw) __attribute__((always_inline)) {
+    using F = std::decay_t<decltype(raw)>;
+    const F d = exp_of(cap.value(raw) - F(shift)) * F(weight) - F(everywhere);
+    return cap.times_slope(d * F(scale), raw);
+  };
+  for_groups(
+      n,
+      [&](std::int64_t i)
+          __attribute__((always_inline)) { store_all(x + i, gradient(load_all(x + i))); },
+      [&](std::int64_t i, std::int64_t count)
+          __attribute__((always_inline)) { store(x + i, gradient(load(x + i, count)), count); });
 }
 
 template <typename T>
@@ -86,12 +121,7 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
   const float at_target = sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight -
                           everywhere - scale * slope.at_target;
   const Vec d_target = cap.times_slope(Vec(at_target), raw_target);
-  for_vectors(
-      a.vocab, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        const Vec raw = load(x + i, count);
-        const Vec d = exp_of(cap.value(raw) - Vec(shift)) * Vec(weight) - Vec(everywhere);
-        store(x + i, cap.times_slope(d, raw), count);
-      });
+  write_gradient(x, a.vocab, cap, shift, weight, everywhere, 1.0F);
   store(x + target, d_target, 1);
   clear(x + a.vocab, padded - a.vocab);
 }
@@ -133,22 +163,17 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
   }
   const float row_lse = reinterpret_cast<const float*>(a.lse.data)[r];
   const LossSlope slope(a.terms, a.vocab);
-  const Vec lse(row_lse), everywhere(slope.everywhere);
-  const Vec softmax(static_cast<float>(slope.of_softmax(static_cast<double>(row_lse))));
+  const auto softmax = static_cast<float>(slope.of_softmax(static_cast<double>(row_lse)));
   const bool one_scale = a.scale.shape[0] == 1;
-  const Vec scale(reinterpret_cast<const float*>(a.scale.data)[one_scale ? 0 : r]);
+  const float scale = reinterpret_cast<const float*>(a.scale.data)[one_scale ? 0 : r];
   const std::int64_t hit = target - a.first_token;
   const bool here = hit >= 0 && hit < tokens;
   const Vec target_logit = here ? load(x + hit, 1) : Vec(0.0F);
-  for_vectors(
-      tokens, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        const Vec raw = load(x + i, count);
-        const Vec d = exp_of(cap.value(raw) - lse) * softmax - everywhere;
-        store(x + i, cap.times_slope(d * scale, raw), count);
-      });
+  write_gradient(x, tokens, cap, row_lse, softmax, slope.everywhere, scale);
   if (here) {
-    const Vec d = exp_of(cap.value(target_logit) - lse) * softmax - everywhere;
-    store(x + hit, cap.times_slope((d - Vec(slope.at_target)) * scale, target_logit), 1);
+    const Vec d =
+        exp_of(cap.value(target_logit) - Vec(row_lse)) * Vec(softmax) - Vec(slope.everywhere);
+    store(x + hit, cap.times_slope((d - Vec(slope.at_target)) * Vec(scale), target_logit), 1);
   }
   clear(x + tokens, columns_of(a.logits) - tokens);
 }

@@ -370,6 +370,65 @@ TESSERA_INLINE void join_pairs(Vec& even, Vec& odd) {
   even = load(all, kLanes), odd = load(all + kLanes, kLanes);
 }
 
+/// Four vectors side by side: chains of operations of which a processor has several under way.
+struct Vecs {
+  static constexpr int kCount = 4;
+  static constexpr std::int64_t kAll = kCount * kLanes;
+  Vec of[kCount];
+
+  Vecs() = default;
+  TESSERA_INLINE explicit Vecs(float value) {
+    for (Vec& v : of) v = Vec(value);
+  }
+};
+struct Masks {
+  Mask of[Vecs::kCount];
+};
+#define TESSERA_EACH_OF(Result, expression)                      \
+  {                                                              \
+    Result r;                                                    \
+    for (int i = 0; i < Vecs::kCount; ++i) r.of[i] = expression; \
+    return r;                                                    \
+  }
+TESSERA_INLINE Vecs operator+(const Vecs& a, const Vecs& b)
+    TESSERA_EACH_OF(Vecs, a.of[i] + b.of[i]) TESSERA_INLINE Vecs
+    operator-(const Vecs& a, const Vecs& b)
+        TESSERA_EACH_OF(Vecs, a.of[i] - b.of[i]) TESSERA_INLINE Vecs
+        operator*(const Vecs& a, const Vecs& b)
+            TESSERA_EACH_OF(Vecs, a.of[i] * b.of[i]) TESSERA_INLINE Vecs
+            operator/(const Vecs& a, const Vecs& b)
+                TESSERA_EACH_OF(Vecs, a.of[i] / b.of[i]) TESSERA_INLINE Masks
+                operator<(const Vecs& a, const Vecs& b)
+                    TESSERA_EACH_OF(Masks, a.of[i] < b.of[i]) TESSERA_INLINE Masks
+                    operator>(const Vecs& a, const Vecs& b)
+                        TESSERA_EACH_OF(Masks, a.of[i] > b.of[i]) TESSERA_INLINE Vecs
+    select(const Masks& take_a, const Vecs& a, const Vecs& b)
+        TESSERA_EACH_OF(Vecs, select(take_a.of[i], a.of[i], b.of[i])) TESSERA_INLINE Vecs
+    larger(const Vecs& a, const Vecs& b)
+        TESSERA_EACH_OF(Vecs, larger(a.of[i], b.of[i])) TESSERA_INLINE Vecs
+    smaller(const Vecs& a, const Vecs& b)
+        TESSERA_EACH_OF(Vecs, smaller(a.of[i], b.of[i])) TESSERA_INLINE Vecs
+    fmadd(const Vecs& a, const Vecs& b, const Vecs& c)
+        TESSERA_EACH_OF(Vecs, fmadd(a.of[i], b.of[i], c.of[i])) TESSERA_INLINE Vecs
+    power_of_two(const Vecs& n) TESSERA_EACH_OF(Vecs, power_of_two(n.of[i]))
+#ifdef __AVX512F__
+        TESSERA_INLINE Vecs times_power_of_two(const Vecs& x, const Vecs& n)
+            TESSERA_EACH_OF(Vecs, times_power_of_two(x.of[i], n.of[i]))
+#endif
+#undef TESSERA_EACH_OF
+
+    /// `Vecs::kAll` elements.
+    template <typename T>
+    TESSERA_INLINE Vecs load_all(const T* from) {
+  Vecs r;
+  for (int i = 0; i < Vecs::kCount; ++i) r.of[i] = load(from + i * kLanes, kLanes);
+  return r;
+}
+template <typename T>
+TESSERA_INLINE void store_all(T* to, const Vecs& x) {
+  for (int i = 0; i < Vecs::kCount; ++i) store(to + i * kLanes, x.of[i], kLanes);
+}
+
 TESSERA_INLINE constexpr std::int64_t at_most(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
@@ -383,6 +442,16 @@ TESSERA_INLINE void for_vectors(std::int64_t n, Body&& body) {
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, std::int64_t{kLanes});
   if (i < n) body(i, n - i);
+}
+
+/// many(i) over [0, n) as long as there are Vecs::kAll, then one(i, count) as above.
+template <typename Many, typename One>
+TESSERA_INLINE void for_groups(std::int64_t n, Many&& many, One&& one) {
+  std::int64_t i = 0;
+  for (; i + Vecs::kAll <= n; i += Vecs::kAll) many(i);
+  for_vectors(
+      n - i, [&](std::int64_t j, std::int64_t count)
+                 __attribute__((always_inline)) { one(i + j, count); });
 }
 
 /// Row r of a view whose leading axes are merged.

@@ -1,5 +1,6 @@
 // Products on a CPU to the bit: each element is one chain of multiply-adds, however the product is
 // cut over threads and blocks.
+#include "core/at.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -12,7 +13,7 @@ struct Shape {
 /// Odd ones; a depth of several blocks; then more rows, or columns, than a block has.
 const std::vector<Shape> kShapes = {{1, 1, 1, 0},      {7, 70, 33, 0},    {13, 129, 64, 1},
                                     {100, 65, 130, 2}, {3, 10, 6500, 0},  {6500, 3, 10, 0},
-                                    {4, 3300, 20, 4},  {9, 1700, 3200, 0}};
+                                    {4, 3300, 20, 4},  {2, 600, 3200, 0}, {2, 1700, 1700, 0}};
 
 /// The instruction sets differ in whether multiply-adds round once.
 float multiply_add(Isa isa, float a, float b, float c) {
@@ -29,8 +30,7 @@ float chain(Isa isa, DType type, std::int64_t n, A&& a, B&& b) {
   for (std::int64_t i = 0; i < (pairs ? round_up(n, 2) : n); ++i) {
     const std::int64_t at = pairs ? i ^ 1 : i;
     const bool there = at < n;  // a last one that is alone has a zero beside it
-    sum = multiply_add(isa, there ? static_cast<float>(a(at)) : 0.0F,
-                       there ? static_cast<float>(b(at)) : 0.0F, sum);
+    sum = multiply_add(isa, there ? a(at) : 0.0F, there ? b(at) : 0.0F, sum);
   }
   return sum;
 }
@@ -66,27 +66,33 @@ struct Results {
   Tensor y, d_x, d_w, added;
 };
 
+std::vector<float> floats_of(const Tensor& t) {
+  const Numbers numbers = t.numbers();
+  return {numbers.begin(), numbers.end()};
+}
+
 Results chains_of(const Operands& of, Isa isa) {
   Results want(of);
   const auto [m, n, k, gap] = of.s;
   const DType type = of.x.view().type;
+  const auto x = floats_of(of.x), w = floats_of(of.w), d_y = floats_of(of.d_y);
   for (std::int64_t i = 0; i < m * n; ++i) {
     const float sum = chain(
-        isa, type, k, [&](std::int64_t j) { return of.x[i / n * k + j]; },
-        [&](std::int64_t j) { return of.w[i % n * k + j]; });
+        isa, type, k, [&](std::int64_t j) { return at(x, i / n * k + j); },
+        [&](std::int64_t j) { return at(w, i % n * k + j); });
     want.y.set(i, sum + static_cast<float>(of.bias[i % n]));
   }
   for (std::int64_t i = 0; i < m * k; ++i) {
     want.d_x.set(i, chain(
-                        isa, type, n, [&](std::int64_t j) { return of.d_y[i / k * n + j]; },
-                        [&](std::int64_t j) { return of.w[j * k + i % k]; }));
+                        isa, type, n, [&](std::int64_t j) { return at(d_y, i / k * n + j); },
+                        [&](std::int64_t j) { return at(w, j * k + i % k); }));
   }
   for (std::int64_t i = 0; i < n * k; ++i) {
     const float sum = chain(
-        isa, type, m, [&](std::int64_t j) { return of.d_y[j * n + i / k]; },
-        [&](std::int64_t j) { return of.x[j * k + i % k]; });
+        isa, type, m, [&](std::int64_t j) { return at(d_y, j * n + i / k); },
+        [&](std::int64_t j) { return at(x, j * k + i % k); });
     want.d_w.set(i, sum);
-    want.added.set(i, static_cast<float>(of.w[i]) + sum);
+    want.added.set(i, at(w, i) + sum);
   }
   return want;
 }
@@ -114,7 +120,7 @@ TEST(Products, AreChainsInTheOrderOfTheDepth) {
         if (isa == Isa::v3 && isas().size() == 3 && shape.m * shape.n * shape.k > 1'000'000)
           continue;  // v4 is to have the same bits
         const Results want = chains_of(of, isa);
-        for (const int threads : {1, 2, 3, 8}) {
+        for (const int threads : {1, 3, 8}) {
           SCOPED_TRACE(fmt::format("{} {}, ({}, {}) ({}, {}), {} threads", enum_word(isa),
                                    to_string(type), shape.m, shape.k, shape.n, shape.k, threads));
           const auto device = make_cpu_device({.threads = threads, .isa = isa, .library = false});
