@@ -221,9 +221,13 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
 /// What the largest piece of some expert's rows may need.
 template <typename Operation>
 std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Context& context) {
-  if (!context.matmul.compiles(type_of(a)))
-    return scratch_bytes(piece_of(a, 0, {0, rows}), context);
   std::int64_t most = 0;
+  if (!context.matmul.compiles(type_of(a))) {
+    // Few rows may be multiplied in another way, which needs more.
+    for (const std::int64_t n : {rows, std::min(rows, kMostFewRows)})
+      most = std::max(most, scratch_bytes(piece_of(a, 0, {0, n}), context));
+    return most;
+  }
   for (std::int64_t piece = kExpertRows; piece <= rows; piece *= 2)
     most = std::max(most, scratch_bytes(piece_of(a, 0, {0, piece}), context));
   return most;

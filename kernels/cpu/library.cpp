@@ -79,11 +79,7 @@ LibraryProducts::~LibraryProducts() = default;
 LibraryProducts::Compiled& LibraryProducts::compiled(const Product& p) {
   const View a = p.a.matrix(), b = p.b.matrix(), c = p.c.matrix();
   const bool a_turned = p.a_stored == Stored::turned, b_turned = p.b_stored == Stored::turned;
-  const std::int64_t m = c.extent(0), n = c.extent(1), k = a.extent(a_turned ? 0 : 1);
-  TESSERA_CHECK(a.extent(a_turned ? 1 : 0) == m && b.extent(b_turned ? 1 : 0) == k &&
-                    b.extent(b_turned ? 0 : 1) == n && a.type == b.type && m > 0 && n > 0 && k > 0,
-                "product of ({}, {}) and ({}, {}) into ({}, {})", a.extent(0), a.extent(1),
-                b.extent(0), b.extent(1), m, n);
+  const std::int64_t m = p.m(), n = p.n(), k = p.k();
   const bool add = p.write == Write::add;
   const Key key{m,      n,      k,           a.ld,     b.ld,     c.ld,
                 a.type, c.type, p.bias.type, a_turned, b_turned, static_cast<bool>(p.bias),

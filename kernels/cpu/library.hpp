@@ -21,7 +21,7 @@ class LibraryProducts {
   LibraryProducts(const LibraryProducts&) = delete;
   LibraryProducts& operator=(const LibraryProducts&) = delete;
 
-  /// A product to which something is added may need more.
+  /// Of a product whose shapes fit; one to which something is added may need more.
   std::int64_t scratch_bytes(const Product& product);
   void run(const Product& product, View scratch);
 

@@ -69,8 +69,9 @@ void run(const Linear& a, const Context& context) {
 }
 
 std::int64_t scratch_bytes(const LinearBackwardInput& a, const Context& context) {
-  return a.operands == Operands::fp8 ? fp8_scratch_bytes(a, context)
-                                     : context.matmul.scratch_bytes(matrices_of(a));
+  const LinearBackwardInput product = product_of(a);
+  return a.operands == Operands::fp8 ? fp8_scratch_bytes(product, context)
+                                     : context.matmul.scratch_bytes(matrices_of(product));
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
@@ -78,7 +79,7 @@ void run(const LinearBackwardInput& a, const Context& context) {
   if (a.operands == Operands::fp8) {
     run_fp8(product_of(a), context);
   } else {
-    context.matmul.run(matrices_of(a), a.scratch);
+    context.matmul.run(matrices_of(product_of(a)), a.scratch);
   }
   if (a.preactivation) run(activation_of(a), context);
 }

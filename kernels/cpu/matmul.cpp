@@ -8,9 +8,10 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// A packed tile of the right operand and what of the left one meets it lie in the second-level
-// cache: words of the depth that a part has, rows that share a packing, and, where the depth goes
-// on in another part, columns of a thread, whose sums then wait.
+// Words of the depth of a block, so that a packed tile of the right operand lies in the
+// second-level cache; its rows, which share a packing, and come from the third one; and, where the
+// depth goes on in another block, its columns for each thread, whose sums wait in scratch, 3 MiB at
+// most.
 constexpr std::int64_t kDepthWords = 1536, kRowsAtOnce = 1536, kColumnsAtOnce = 512;
 /// Multiply-adds of a product that one thread makes sooner than a team is woken.
 constexpr std::int64_t kFew = std::int64_t{1} << 17;

@@ -13,13 +13,16 @@ class ScratchCursor {
  public:
   explicit ScratchCursor(View scratch) : base_(scratch.data), bytes_(scratch.span_bytes()) {}
   static ScratchCursor measuring() {
-    View anywhere;
-    anywhere.data = reinterpret_cast<std::byte*>(kAlignment);
-    return ScratchCursor(anywhere);
+    ScratchCursor cursor{View()};
+    cursor.base_ = reinterpret_cast<std::byte*>(kAlignment);
+    cursor.measures_ = true;
+    return cursor;
   }
 
   View matrix(std::int64_t rows, std::int64_t columns, DType type = DType::f32) {
     const View v(base_ + used_, type, {rows, columns});
+    TESSERA_CHECK(measures_ || used_ + v.span_bytes() <= bytes_,
+                  "{} bytes of scratch behind the first {} of {}", v.span_bytes(), used_, bytes_);
     used_ += round_up(v.span_bytes(), kAlignment);
     return v;
   }
@@ -34,6 +37,7 @@ class ScratchCursor {
 
   std::byte* base_;
   std::int64_t bytes_, used_ = 0;
+  bool measures_ = false;
 };
 
 }  // namespace tessera::kernels::cpu

@@ -963,9 +963,8 @@ constexpr SchemaRow kRows[] = {
         "several experts on one"),
     row<&Deck::parallel, &ParallelSection::expert_overlap>(
         "parallel.expert_overlap",
-        "two micro-batches of a step go through the layers side by side: while tokens of one are "
-        "on "
-        "their way to experts and back, the other computes; both have their activations in memory"),
+        "two micro-batches of a step go through the layers side by side: while tokens of one go to "
+        "experts or come back, the other computes; both have their activations in memory"),
     row<&Deck::parallel, &ParallelSection::context>(
         "parallel.context",
         "neighbouring ranks that divide each sequence among them, each with two chunks of it; they "

@@ -6,6 +6,7 @@
 
 #include "core/bytes.hpp"
 #include "deck/ranks.hpp"
+#include "optim/timeline.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/prediction/estimate.hpp"
 #include "plan/prediction/survey.hpp"
@@ -81,13 +82,16 @@ std::string word_of(const std::variant<Secondary, std::int64_t>& secondary) {
 void check_overlap(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   const deck::Deck& deck = loaded.deck;
   const std::int64_t samples = mesh_of(deck, ranks).batch_ranks() * deck.batch.micro;
-  if (!deck.parallel.expert_overlap || deck.batch.global >= 2 * samples) return;
-  throw DeckError(
-      fmt::format("{}: parallel.expert_overlap = true has no effect: batch.global = {} is a single "
-                  "micro-batch of batch.micro = {} on each of {} (give a smaller batch.micro, or "
-                  "leave it out)",
-                  loaded.where("parallel.expert_overlap"), deck.batch.global, deck.batch.micro,
-                  count_text(samples / deck.batch.micro, "data rank")));
+  std::int64_t most = 0;
+  const optim::Timeline timeline(deck.batch, 0);
+  for (const optim::Phase& phase : timeline.phases()) most = std::max(most, phase.global);
+  if (!deck.parallel.expert_overlap || most >= 2 * samples) return;
+  throw DeckError(fmt::format(
+      "{}: parallel.expert_overlap = true has no effect: the {} samples of a step are a "
+      "single micro-batch of batch.micro = {} on each of {} (give a smaller batch.micro, or "
+      "leave it out)",
+      loaded.where("parallel.expert_overlap"), most, deck.batch.micro,
+      count_text(samples / deck.batch.micro, "data rank")));
 }
 
 /// In how many keys two forms differ.

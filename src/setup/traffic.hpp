@@ -17,8 +17,8 @@ namespace tessera::setup {
 /// Throws DeckError where training on ranks on these nodes has no effect of a key about traffic
 /// (deck::check_quantized), or where zero.secondary = "node", but not all groups of data ranks are
 /// on several nodes, as many ranks of each on every node; likewise parallel.expert_exchange =
-/// "by_node" of the
-/// ranks that divide experts.
+/// "by_node" of the ranks that divide experts; or where no step has two micro-batches for
+/// parallel.expert_overlap.
 void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
 
 /// A form of the traffic: what the three keys may say.

@@ -447,10 +447,12 @@ class Refused(ExpertsTest):
         """It has none beside it, whoever runs or looks."""
         deck = self.deck_of("alone", "mixtral", parallel__experts=2, parallel__expert_overlap=True,
                             batch__micro=BATCH // 2)
+        ramp = self.run_job(0, "check", deck, "--ranks", 2, "--set", f"batch.ramp=[[1, {2 * BATCH}]]")
+        self.assertEqual(ramp.code, 0, ramp.output)
         for job in (self.run_job(2, "train", deck), self.run_job(0, "check", deck, "--ranks", 2)):
             self.assertEqual(job.code, 2, job.output)
-            self.assertIn(f"parallel.expert_overlap = true has no effect: batch.global = {BATCH} is a single "
-                          f"micro-batch of batch.micro = {BATCH // 2} on each of 2 data ranks", job.output)
+            self.assertIn(f"parallel.expert_overlap = true has no effect: the {BATCH} samples of a step are a "
+                          f"single micro-batch of batch.micro = {BATCH // 2} on each of 2 data ranks", job.output)
 
     def test_nodes_that_tokens_go_to(self):
         """Refused where there is one node, or where nodes have different numbers of these ranks."""

@@ -193,6 +193,7 @@ struct Pairs {
   /// 32 elements, 0 from `count` on.
   TESSERA_INLINE static __m512i load_pairs(const bf16* from, std::int64_t count) {
     if (count >= 2 * kLanes) return _mm512_loadu_si512(from);
+    if (count <= 0) return _mm512_setzero_si512();
     return _mm512_maskz_loadu_epi16((__mmask32{1} << count) - 1, from);
   }
   /// Asks for a row behind this one, to be near when it is packed: rows may lie further apart than

@@ -8,14 +8,21 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
-/// The end of the turn that begins with op `at`: behind the next exchange.
+/// Whether an op exchanges tokens, or what was made of them: much, unlike how many there are.
+bool exchanges_rows(const Op& op) {
+  const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+  return op.kind == OpKind::experts && std::holds_alternative<comm::ExchangeRows>(*call);
+}
+
+/// The end of the turn that begins with op `at`: behind the next exchange of rows.
 std::size_t end_of_turn(const std::vector<Op>& ops, std::size_t at, std::size_t end) {
-  while (at < end && ops[at].kind != OpKind::experts) ++at;
+  while (at < end && !exchanges_rows(ops[at])) ++at;
   return std::min(at + 1, end);
 }
 
 /// Ops of [first, second) and [second, end) in turns.
 void weave_two(std::vector<Op>& ops, std::size_t first, std::size_t second, std::size_t end) {
+  if (second == end) return;
   const std::int32_t later = ops[second].visit - ops[first].visit;
   for (std::size_t i = second; i < end; ++i) ops[i].visit -= later;
   std::vector<Op> woven;

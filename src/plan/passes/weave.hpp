@@ -17,8 +17,9 @@ std::int64_t schedule_round(const PlanInputs& inputs);
 std::vector<PipelineAction> paired_actions(std::int64_t micro_batches);
 
 /// The ops of such actions, of which each begins with op number `begins`, pair by pair in turn:
-/// an action's turn ends where it has begun an exchange of experts. What the two read of a unit is
-/// one visit. The order of ops of a kind stays that of micro-batches, and so do the bits of sums.
+/// an action's turn ends where it has begun an exchange of rows between experts. What the two read
+/// of a unit is one visit. Each gradient is added to by one micro-batch after another, as without:
+/// only that of a tied matrix gets what the head makes of two, then what the embedding does.
 void weave(Plan& plan, const std::vector<std::size_t>& begins);
 
 }  // namespace tessera::plan

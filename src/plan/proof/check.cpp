@@ -14,6 +14,7 @@
 #include "plan/proof/in_turn.hpp"
 #include "plan/proof/losses.hpp"
 #include "plan/proof/momentum.hpp"
+#include "plan/proof/on_demand.hpp"
 #include "plan/proof/reject.hpp"
 #include "plan/proof/two_passes.hpp"
 
@@ -741,6 +742,7 @@ void check(const Plan& plan) {
     check_losses(plan, homes);
   }
   check_published(plan, homes);
+  check_on_demand(plan);
   check_tiles(plan);
   if (plan.shape.purpose > PlanPurpose::evaluate) GradientCheck(plan, homes).run();
 }

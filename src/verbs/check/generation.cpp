@@ -46,7 +46,9 @@ std::string text_of(const Pass& pass, std::int64_t data_ranks) {
 void check_generates(const Planner& p, const LayoutOptions& layout) {
   const deck::Deck& deck = p.loaded.deck;
   setup::check_continues(deck.model, deck.task, layout.deck.path);
-  setup::check_traffic(p.loaded, p.node_of);
+  deck::LoadedDeck used = p.loaded;
+  used.deck.parallel.expert_overlap = false;  // of training
+  setup::check_traffic(used, p.node_of);
   if (!p.open.empty()) {
     throw DeckError(fmt::format(
         "{}: --generation: generation measures no links for \"auto\": --set zero.secondary to "

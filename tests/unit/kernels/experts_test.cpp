@@ -791,6 +791,24 @@ TEST(ExpertProducts, AgreeWithDouble) {
   });
 }
 
+// Which are widened in scratch, as those of more rows are not.
+TEST(ExpertProducts, OfFewRowsHaveTheirScratch) {
+  const std::int64_t in = 8192, out = 40, rows = 32;
+  const auto device = make_cpu_device({.few_rows = true});
+  for (const DType type : {DType::bf16, DType::f16}) {
+    const auto x = Tensor::random(type, {2 * rows, in}, 1),
+               w = Tensor::random(type, {2 * out, in}, 2);
+    const Tensor begins(DType::i32, {3}), y(type, {2 * rows, out}), of_expert(type, {rows, out});
+    begins.view().as<std::int32_t>()[1] = rows, begins.view().as<std::int32_t>()[2] = 2 * rows;
+    run(*device,
+        ExpertLinear{.x = x.view(), .weight = w.view(), .begins = begins.view(), .y = y.view()});
+    run(*device, Linear{.x = x.view().row_range(rows, rows),
+                        .weight = w.view().row_range(out, out),
+                        .y = of_expert.view()});
+    for (std::int64_t i = 0; i < rows * out; ++i) ASSERT_EQ(y[rows * out + i], of_expert[i]) << i;
+  }
+}
+
 // So many rows that a library makes them in pieces, of which those behind the first, which are
 // added, are as large as there is scratch for.
 TEST(ExpertProducts, RowsOfAnExpertThatAreAddedHaveTheirScratch) {

@@ -721,7 +721,9 @@ TEST(MakePlan, MicroBatchesTakeTurnsAtExchangesOfExperts) {
   std::vector<std::int32_t> exchanges;  // micro-batches
   for (std::size_t i = 0; i < woven.ops.size(); ++i) {
     const Op& op = woven.ops[i];
-    if (op.kind == OpKind::experts) exchanges.push_back(op.micro_batch);
+    const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    if (call != nullptr && std::holds_alternative<comm::ExchangeRows>(*call))
+      exchanges.push_back(op.micro_batch);
   }
   ASSERT_EQ(std::ssize(exchanges) % 5, 0);
   const std::size_t each = exchanges.size() / 5;  // of a micro-batch, both ways

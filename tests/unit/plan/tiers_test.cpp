@@ -185,20 +185,22 @@ int fetches_on_demand(const Plan& plan) {
   return all;
 }
 
+/// Eight experts on disks, of which a token has two.
+Plan with_experts_on_disks(PlanPurpose purpose, std::int64_t ranks, bool device_is_host,
+                           std::int64_t tokens, std::int64_t micro_batches = 1) {
+  Case c = make_case(0, ranks, micro_batches, ReduceWhen::step);
+  give_experts(c.inputs, {.count = 8, .hidden = 8, .routing = {.choices = 2}}, ranks,
+               std::vector<int>(static_cast<std::size_t>(ranks), 0));
+  c.inputs.offload = {.parameters = Location::disk, .ahead = 8, .device_is_host = device_is_host};
+  c.shape.purpose = purpose, c.shape.micro = 1, c.shape.sequence = tokens;
+  if (purpose == PlanPurpose::evaluate) c.inputs.state_for = purpose;
+  expect_proved(c);
+  return make_plan(c.inputs, c.shape, {});
+}
+
 TEST(Tiers, BringOfManyExpertsThoseThatHaveRows) {
-  const auto plan_of = [](PlanPurpose purpose, std::int64_t ranks, bool device_is_host,
-                          std::int64_t tokens, std::int64_t micro_batches = 1) {
-    Case c = make_case(0, ranks, micro_batches, ReduceWhen::step);
-    give_experts(c.inputs, {.count = 8, .hidden = 8, .routing = {.choices = 2}}, ranks,
-                 std::vector<int>(static_cast<std::size_t>(ranks), 0));
-    c.inputs.offload = {.parameters = Location::disk, .ahead = 8, .device_is_host = device_is_host};
-    c.shape.purpose = purpose, c.shape.micro = 1, c.shape.sequence = tokens;
-    if (purpose == PlanPurpose::evaluate) c.inputs.state_for = purpose;
-    expect_proved(c);
-    return make_plan(c.inputs, c.shape, {});
-  };
   // Both matrices of three layers. Of 8 experts 4 tokens are expected to choose 1 - (3/4)^4.
-  const Plan few = plan_of(PlanPurpose::evaluate, 1, true, 4);
+  const Plan few = with_experts_on_disks(PlanPurpose::evaluate, 1, true, 4);
   EXPECT_EQ(fetches_on_demand(few), 6);
   for (const Op& op : few.ops) {
     const auto* copy = std::get_if<Copy>(&op.call);
@@ -206,13 +208,17 @@ TEST(Tiers, BringOfManyExpertsThoseThatHaveRows) {
       EXPECT_NEAR(copy->share, 1 - 0.75 * 0.75 * 0.75 * 0.75, 1e-12);
     }
   }
-  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, true, 8)), 6);   // 0.8999
-  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, true, 9)), 0);   // 0.925
-  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, false, 4)), 0);  // a GPU
-  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 2, true, 4)), 0);  // rows of two ranks
-  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::train, 1, true, 4)), 0);
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 1, true, 8)),
+            6);  // 0.8999
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 1, true, 9)),
+            0);  // 0.925
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 1, false, 4)),
+            0);  // a GPU
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 2, true, 4)),
+            0);  // rows of two ranks
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::train, 1, true, 4)), 0);
   // Two micro-batches find the same bytes in the same place, and want some of their own.
-  EXPECT_EQ(fetches_on_demand(plan_of(PlanPurpose::evaluate, 1, true, 4, 2)), 0);
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 1, true, 4, 2)), 0);
 }
 
 // Disks move whole sectors: of all arenas, as what is on disks is copied from and to them.
@@ -641,6 +647,20 @@ TEST(Check, RejectsWhatIsAtAPlaceWhereNothingCanDoIt) {
     }
   }
   EXPECT_GT(broken, 100);
+}
+
+TEST(Check, RejectsExpertsThatCameForOthers) {
+  Plan plan = with_experts_on_disks(PlanPurpose::evaluate, 1, true, 4);
+  EXPECT_EQ(verdict(plan), "");
+  const auto product = std::ranges::find_if(plan.ops, [](const Op& op) {
+    const auto* call = std::get_if<kernels::KernelCall>(&op.call);
+    return call != nullptr && std::holds_alternative<kernels::ExpertLinear>(*call);
+  });
+  // As if the matrices were those of half as many experts.
+  std::get<kernels::ExpertLinear>(std::get<kernels::KernelCall>(product->call)).weight.shape[0] /=
+      2;
+  const std::string said = verdict(plan);
+  EXPECT_NE(said.find("of which some is not there"), std::string::npos) << said;
 }
 
 TEST(Check, RejectsAPlanWithoutAnyOneOfItsFetches) {
