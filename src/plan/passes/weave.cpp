@@ -6,8 +6,6 @@
 namespace tessera::plan {
 namespace {
 
-using Kind = PipelineAction::Kind;
-
 /// Whether an op exchanges tokens, or what was made of them: much, unlike how many there are.
 bool exchanges_rows(const Op& op) {
   const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
@@ -60,9 +58,10 @@ std::int64_t schedule_round(const PlanInputs& in) {
 }
 
 std::vector<PipelineAction> paired_actions(std::int64_t micro_batches) {
+  using enum PipelineAction::Kind;
   std::vector<PipelineAction> actions;
   for (std::int64_t k = 0; k < micro_batches; k += 2) {
-    for (const Kind kind : {Kind::forward, Kind::backward}) {
+    for (const PipelineAction::Kind kind : {forward, backward}) {
       for (std::int64_t m = k; m < std::min(k + 2, micro_batches); ++m)
         actions.push_back({.kind = kind, .micro_batch = m});
     }
