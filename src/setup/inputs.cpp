@@ -309,6 +309,20 @@ std::int64_t most_scores(const plan::PlanInputs& in, std::span<const plan::PlanS
   return most;
 }
 
+plan::LayoutInputs layout_inputs(const deck::Deck& deck, std::span<const int> node_of, bool nccl) {
+  return {.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size())),
+          .node_of = nodes_of(deck, node_of),
+          .nccl = nccl,
+          .tensor_chunks = deck::tensor_chunks(deck),
+          .split_sequence = deck.parallel.sequence,
+          .expert_exchange = deck.parallel.expert_exchange,
+          .overlap_experts = deck.parallel.expert_overlap,
+          .context = {.kind = deck::context_kind(deck),
+                      .shares = deck::context_shares(deck),
+                      .groups = groups_of_heads(deck, nccl)},
+          .pipeline = pipeline_rule(deck.parallel)};
+}
+
 }  // namespace
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -319,16 +333,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
     in.model.config.head.documents = *deck.batch.documents;
     in.model.config.head.tokens = deck.batch.sequence;
   }
-  in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
-  in.layout.tensor_chunks = deck::tensor_chunks(deck);
-  in.layout.split_sequence = deck.parallel.sequence;
-  in.layout.context = {.kind = deck::context_kind(deck),
-                       .shares = deck::context_shares(deck),
-                       .groups = groups_of_heads(deck, on.nccl)};
-  in.layout.pipeline = pipeline_rule(deck.parallel);
-  in.layout.node_of = nodes_of(deck, node_of);
+  in.layout = layout_inputs(deck, node_of, on.nccl);
   in.device = &on.device;
-  in.layout.nccl = on.nccl;
   in.optimizer = optim::make_optimizer(deck.optimizer);
   in.numerics = numerics_inputs(deck, in.optimizer);
   const auto& blocks =
@@ -339,8 +345,6 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                        .codes = frozen_codes(deck.model.frozen),
                                        .experts = deck.model.moe.split,
                                        .expert_ranks = deck.parallel.experts > 1});
-  in.layout.expert_exchange = deck.parallel.expert_exchange;
-  in.layout.overlap_experts = deck.parallel.expert_overlap;
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;
