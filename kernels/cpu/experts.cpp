@@ -168,6 +168,7 @@ namespace {
 /// times a power of two, the largest first.
 template <typename F>
 void for_pieces(bool compiled, Range rows, F&& f) {
+  if (rows.empty()) return;
   if (!compiled) return f(rows);
   std::int64_t piece = kExpertRows;
   while (piece * 2 <= rows.count()) piece *= 2;
@@ -236,7 +237,6 @@ std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Contex
 template <typename Operation>
 void run_pieces(const Operation& a, std::int64_t rows, const Context& context) {
   for_experts(a.begins, rows, [&](std::int64_t e, Range of_expert) {
-    if (of_expert.empty()) return;
     for_pieces(context.matmul.compiles(type_of(a)), of_expert,
                [&](Range piece) { run(piece_of(a, e, piece), context); });
   });
@@ -273,7 +273,6 @@ void run(const ExpertLinearBackwardWeight& a, const Context& context) {
   for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
     if (rows.empty() && a.write == Write::overwrite)
       clear_rows(expert_of(a.d_weight, e, a.d_y.cols()), context.threads);
-    if (rows.empty()) return;
     Write write = a.write;
     for_pieces(context.matmul.compiles(type_of(a)), rows, [&](Range piece) {
       LinearBackwardWeight product = piece_of(a, e, piece);

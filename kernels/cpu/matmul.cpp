@@ -113,7 +113,7 @@ class Blocks {
                             .first_column = columns.begin,
                             .left = left_,
                             .sums = reinterpret_cast<float*>(sums_)};
-    if (packs_left()) {
+    if (left_ != nullptr) {
       parallel_ranges(threads_, rows.count(), kPackedRows, [&](Range of_thread) {
         ProductPart part = block;
         part.rows = behind(rows.begin, of_thread);
@@ -155,11 +155,7 @@ std::int64_t Matmul::scratch_bytes(const Product& p) const {
 void Matmul::run(const Product& p, View scratch) const {
   check(p);
   if (compiles(p.a.type)) return library_->run(p, scratch);
-  const Blocks blocks(p, threads_, hot_, ScratchCursor(scratch));
-  TESSERA_CHECK(scratch.span_bytes() >= blocks.bytes(),
-                "a product has {} bytes of scratch and needs {}", scratch.span_bytes(),
-                blocks.bytes());
-  blocks.run();
+  Blocks(p, threads_, hot_, ScratchCursor(scratch)).run();
 }
 
 }  // namespace tessera::kernels::cpu

@@ -81,11 +81,12 @@ std::string word_of(const std::variant<Secondary, std::int64_t>& secondary) {
 /// A micro-batch alone has none beside it.
 void check_overlap(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   const deck::Deck& deck = loaded.deck;
+  if (!deck.parallel.expert_overlap) return;
   const std::int64_t samples = mesh_of(deck, ranks).batch_ranks() * deck.batch.micro;
   std::int64_t most = 0;
   const optim::Timeline timeline(deck.batch, 0);
   for (const optim::Phase& phase : timeline.phases()) most = std::max(most, phase.global);
-  if (!deck.parallel.expert_overlap || most >= 2 * samples) return;
+  if (most >= 2 * samples) return;
   throw DeckError(fmt::format(
       "{}: parallel.expert_overlap = true has no effect: the {} samples of a step are a "
       "single micro-batch of batch.micro = {} on each of {} (give a smaller batch.micro, or "

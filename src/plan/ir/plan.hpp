@@ -389,6 +389,13 @@ void each_view(CallType& call, F&& f) {
   });
 }
 
+/// The op's kernel, if it is one of these; else nullptr.
+template <typename Kernel>
+const Kernel* kernel_of(const Op& op) {
+  const auto* call = std::get_if<kernels::KernelCall>(&op.call);
+  return call == nullptr ? nullptr : std::get_if<Kernel>(call);
+}
+
 /// The kernel that adds momentum to a rank's gradient before ranks sum it, where momentum travels
 /// compressed; nullptr if the op does something else. `call`: the op's, or that one bound to
 /// memory.

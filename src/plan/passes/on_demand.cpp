@@ -28,12 +28,6 @@ struct Demand {
   double share = 1;  // of the experts that are expected to have rows
 };
 
-template <typename Operation>
-const Operation* kernel_of(const Op& op) {
-  const auto* call = std::get_if<kernels::KernelCall>(&op.call);
-  return call == nullptr ? nullptr : std::get_if<Operation>(call);
-}
-
 bool overlap(const BufferUse& a, const BufferUse& b) {
   return a.buffer == b.buffer && !intersect(a.bytes, b.bytes).empty();
 }

@@ -17,10 +17,8 @@ class GenerationCheck {
     for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
       const Op& op = plan_.ops[at_];
       for (const BufferUse& use : uses_of(op)) note(op, use);
-      const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
-      if (kernel == nullptr) continue;
-      if (const auto* puts = std::get_if<kernels::Remember>(kernel)) remember(op, *puts);
-      if (const auto* attention = std::get_if<kernels::Attention>(kernel)) attend(op, *attention);
+      if (const auto* puts = kernel_of<kernels::Remember>(op)) remember(op, *puts);
+      if (const auto* attention = kernel_of<kernels::Attention>(op)) attend(op, *attention);
     }
     std::int64_t there = 0;
     logits_.each({0, plan_.buffer(buffer_of(plan_.logits)).bytes},
@@ -52,12 +50,10 @@ class GenerationCheck {
   }
 
   void note(const Op& op, const BufferUse& use) {
-    const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
-    if (is_cache(use.buffer)) {
-      const bool known = kernel != nullptr && (std::holds_alternative<kernels::Remember>(*kernel) ||
-                                               std::holds_alternative<kernels::Attention>(*kernel));
-      if (!known) reject(plan_, at_, "uses a cache, and is no attention");
-    }
+    const bool knows_caches =
+        kernel_of<kernels::Remember>(op) != nullptr || kernel_of<kernels::Attention>(op) != nullptr;
+    if (is_cache(use.buffer) && !knows_caches)
+      reject(plan_, at_, "uses a cache, and is no attention");
     if (!is_logits(use.buffer) || use.access != kernels::Access::write) return;
     const bool gathers = op.kind == OpKind::tensor;  // its own part among those of others
     logits_.each(use.bytes, [&](bool made) {

@@ -20,8 +20,7 @@ bool same_bytes(const View& a, const View& b) {
 
 /// Whether the op multiplies with what was copied, for the rows that it was copied for.
 bool multiplies(const Op& op, const Copy& copy) {
-  const auto* call = std::get_if<kernels::KernelCall>(&op.call);
-  const auto* product = call == nullptr ? nullptr : std::get_if<kernels::ExpertLinear>(call);
+  const auto* product = kernel_of<kernels::ExpertLinear>(op);
   return product != nullptr && same_bytes(product->weight, copy.to) &&
          same_bytes(product->begins, copy.begins);
 }

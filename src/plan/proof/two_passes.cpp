@@ -11,10 +11,7 @@ using kernels::UpdatePass;
 void TwoPasses::between(std::size_t at, const Op& op) {
   if (op.kind == OpKind::matrices) ++exchanges_;
   if (op.kind != OpKind::tensor_sums) return;
-  if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
-    if (const auto* trust = std::get_if<kernels::AverageTrust>(kernel))
-      return averages(at, op, *trust);
-  }
+  if (const auto* trust = kernel_of<kernels::AverageTrust>(op)) return averages(at, op, *trust);
   if (whole_) reject(plan_, at, "changes sums that ranks have added up already");
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
     const auto* fill = std::get_if<kernels::Fill>(kernel);

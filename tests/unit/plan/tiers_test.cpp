@@ -170,17 +170,13 @@ int fetches_on_demand(const Plan& plan) {
   std::size_t dispatch = 0, since = 0;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
-    const auto* call = std::get_if<kernels::KernelCall>(&op.call);
-    if (call != nullptr && std::holds_alternative<kernels::Dispatch>(*call))
-      dispatch = i, since = 0;
+    if (kernel_of<kernels::Dispatch>(op) != nullptr) dispatch = i, since = 0;
     const auto* copy = std::get_if<Copy>(&op.call);
     if (copy == nullptr || !copy->begins) continue;
     ++all, ++since;
     EXPECT_EQ(i, dispatch + since);
     EXPECT_EQ(buffer_of(copy->begins),
-              buffer_of(std::get<kernels::Dispatch>(
-                            std::get<kernels::KernelCall>(plan.ops[dispatch].call))
-                            .begins));
+              buffer_of(kernel_of<kernels::Dispatch>(plan.ops[dispatch])->begins));
   }
   return all;
 }
@@ -427,12 +423,6 @@ TEST(Check, RejectsStateThatIsUpdatedButNeverWhereItLives) {
   EXPECT_GT(broken, 100);
 }
 
-template <typename Kernel>
-bool is_kernel(const Op& op) {
-  const auto* call = std::get_if<kernels::KernelCall>(&op.call);
-  return call != nullptr && std::holds_alternative<Kernel>(*call);
-}
-
 // Each is given the waits that it needs, so that it is a proper plan but for what updates are by.
 TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
   for (const Plan& plan : plans_to_break()) {
@@ -463,7 +453,7 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
     };
     says(said_of([&](Plan& p) {
            remove(p, [](const Op& op) {
-             return op.kind == OpKind::norm && is_kernel<kernels::Convert>(op);
+             return op.kind == OpKind::norm && kernel_of<kernels::Convert>(op) != nullptr;
            });
          }),
          "the next step cannot do the update of this one");
@@ -479,7 +469,7 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
     // The scalars are already those of this step when updates come.
     says(said_of([&](Plan& p) {
            const auto kept = std::ranges::find_if(p.ops, [](const Op& op) {
-             return op.kind == OpKind::norm && is_kernel<kernels::Convert>(op);
+             return op.kind == OpKind::norm && kernel_of<kernels::Convert>(op) != nullptr;
            });
            const auto first = std::ranges::find_if(p.ops, [&](const Op& op) {  // that uses them
              return std::ranges::any_of(uses_of(op), [&](const BufferUse& use) {
@@ -652,10 +642,8 @@ TEST(Check, RejectsWhatIsAtAPlaceWhereNothingCanDoIt) {
 TEST(Check, RejectsExpertsThatCameForOthers) {
   Plan plan = with_experts_on_disks(PlanPurpose::evaluate, 1, true, 4);
   EXPECT_EQ(verdict(plan), "");
-  const auto product = std::ranges::find_if(plan.ops, [](const Op& op) {
-    const auto* call = std::get_if<kernels::KernelCall>(&op.call);
-    return call != nullptr && std::holds_alternative<kernels::ExpertLinear>(*call);
-  });
+  const auto product = std::ranges::find_if(
+      plan.ops, [](const Op& op) { return kernel_of<kernels::ExpertLinear>(op) != nullptr; });
   // As if the matrices were those of half as many experts.
   std::get<kernels::ExpertLinear>(std::get<kernels::KernelCall>(product->call)).weight.shape[0] /=
       2;
