@@ -191,6 +191,9 @@ class Device {
   /// Runs `call` (its `scratch` must have scratch_bytes). On the CPU it has happened on return; on
   /// a GPU it is queued on the current stream.
   virtual void run(const KernelCall& call) = 0;
+  /// Whether products of x and a weight (Linear, ExpertLinear) of so many rows of x are made of the
+  /// weight's codes as they lie, with the bits of those that are turned into elements first.
+  virtual bool multiplies_codes(std::int64_t /*rows*/) const { return false; }
 };
 
 /// Whether the call has as many bytes of scratch as it needs.

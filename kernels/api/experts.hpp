@@ -301,10 +301,11 @@ struct RowDots {
 struct ExpertLinear {
   static constexpr const char* kName = "expert_linear";
   View x;       // (R, I)
-  View weight;  // (E O, I)
+  View weight;  // (E O, I), or its codes (E O, I bits / 8), u8
   View begins;  // (E + 1) i32
   View y;       // (R, O)
   std::int64_t copies = 0;
+  WeightCodes codes;  // each expert's begin with a block
   View scratch;
 
   double flop() const {
@@ -313,7 +314,7 @@ struct ExpertLinear {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.weight, Access::read), f(s.begins, Access::read);
-    f(s.y, Access::write), f(s.scratch, Access::write);
+    f(s.y, Access::write), f(s.codes.scales, Access::read), f(s.scratch, Access::write);
   }
 };
 
@@ -499,28 +500,34 @@ inline void check(const RowDots& a) {
 }
 
 /// x (R, I), y (R, O) and E matrices (O, I).
-inline void check_experts(const View& x, const View& y, const View& weight, const View& begins) {
-  check_floats({x, weight, y});
+inline void check_experts(const View& x, const View& y, const View& weight, const View& begins,
+                          const WeightCodes& codes = {}) {
+  check_floats({x, y});
   const std::int64_t experts = begins.elements() - 1;
   check_flat({begins}, DType::i32, experts + 1);
   TESSERA_CHECK(x.rows() == y.rows() && x.rows() % kExpertRows == 0 && experts >= 1 &&
-                    weight.rows() == experts * y.cols() && weight.cols() == x.cols(),
+                    weight.rows() == experts * y.cols() && codes.columns(weight) == x.cols(),
                 "x ({}, {}), y ({}, {}), {} experts' weights ({}, {})", x.rows(), x.cols(),
                 y.rows(), y.cols(), experts, weight.rows(), weight.cols());
 }
 
 inline void check(const ExpertLinear& a) {
-  check_experts(a.x, a.y, a.weight, a.begins);
-  check_same_type({a.x, a.weight});
+  check_experts(a.x, a.y, a.weight, a.begins, a.codes);
+  check_weight(a.weight, a.codes, a.x, a.weight.rows());
+  TESSERA_CHECK(!a.codes || a.y.cols() * a.x.cols() % a.codes.format.block == 0,
+                "experts of {} elements in blocks of {}", a.y.cols() * a.x.cols(),
+                a.codes.format.block);
   check_result(a.y, a.x.type);
 }
 inline void check(const ExpertLinearBackwardInput& a) {
   check_experts(a.d_x, a.d_y, a.weight, a.begins);
+  check_floats({a.weight});
   check_same_type({a.d_y, a.weight});
   check_result(a.d_x, a.d_y.type);
 }
 inline void check(const ExpertLinearBackwardWeight& a) {
   check_experts(a.x, a.d_y, a.d_weight, a.begins);
+  check_floats({a.d_weight});
   check_same_type({a.d_y, a.x});
   check_result(a.d_weight, a.x.type);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/api/activation.hpp"
+#include "kernels/api/quantize.hpp"
 
 namespace tessera::kernels {
 
@@ -19,25 +20,41 @@ namespace tessera::kernels {
 enum class Operands : std::uint8_t { stored, fp8 };
 inline constexpr std::int64_t kFp8Granule = 16, kFp8Alignment = 16;
 
+/// How the elements of a weight, row after row, are codes (kernels/api/quantize): consecutive ones
+/// have a scale together. Absent without scales: the weight is elements. A product multiplies each
+/// code's value, rounded to the type of x.
+struct WeightCodes {
+  View scales;  // (elements / block, rounded up) f32
+  BlockFormat format;
+
+  explicit operator bool() const { return static_cast<bool>(scales); }
+  /// Columns of a weight that is stored so.
+  std::int64_t columns(const View& weight) const {
+    return *this ? weight.cols() * 8 / format.bits() : weight.cols();
+  }
+};
+
 /// y = x W^T + b, or its gelu. Where a back end applies gelu as it writes the product, it is that
 /// of the f32 sum; elsewhere that of the preactivation as written.
 struct Linear {
   static constexpr const char* kName = "linear";
   View x;              // (..., K)
-  View weight;         // (N, K)
+  View weight;         // (N, K), or its codes (N, K bits / 8), u8
   View bias;           // (N) or absent
   View y;              // (..., N)
   View preactivation;  // (..., N): x W^T + b where y is its gelu; of y's and x's type, or absent
   Operands operands = Operands::stored;
+  WeightCodes codes;  // only of as many rows as Device::multiplies_codes() says
   View scratch;
 
   double flop() const {
-    return 2.0 * static_cast<double>(x.rows()) * static_cast<double>(weight.elements());
+    return 2.0 * static_cast<double>(x.rows()) * static_cast<double>(x.cols() * y.cols());
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.weight, Access::read), f(s.bias, Access::read), f(s.y, Access::write);
-    f(s.preactivation, Access::write), f(s.scratch, Access::write);
+    f(s.codes.scales, Access::read), f(s.preactivation, Access::write);
+    f(s.scratch, Access::write);
   }
 };
 
@@ -111,13 +128,35 @@ inline void check_preactivation(const View& preactivation, const View& result, D
                 to_string(operands), to_string(result.type));
 }
 
+/// A weight of (rows, columns), elements of x's type or codes.
+inline void check_weight(const View& weight, const WeightCodes& codes, const View& x,
+                         std::int64_t rows) {
+  TESSERA_CHECK(weight.rows() == rows && codes.columns(weight) == x.cols(),
+                "a weight of ({}, {}) {} for {} columns from {}", weight.rows(), weight.cols(),
+                to_string(weight.type), rows, x.cols());
+  if (!codes) return check_same_type({x, weight});
+  check_kept(codes.format);
+  const std::int64_t n = rows * x.cols();
+  check_flat({weight}, DType::u8, n * codes.format.bits() / 8);
+  check_flat({codes.scales}, DType::f32, ceil_div(n, codes.format.block));
+}
+
 inline void check(const Linear& a) {
-  check_linear(a.x, a.weight, a.y);
-  check_same_type({a.x, a.weight, a.bias});
+  check_floats({a.x, a.y});
+  check_weight(a.weight, a.codes, a.x, a.y.cols());
+  TESSERA_CHECK(a.x.rows() == a.y.rows() && (!a.codes || a.operands == Operands::stored),
+                "x has {} rows, y {}; codes have no other operands", a.x.rows(), a.y.rows());
+  check_same_type({a.x, a.bias});
   check_result(a.y, a.x.type);
-  if (a.bias) check_flat({a.bias}, a.x.type, a.weight.rows());
+  if (a.bias) check_flat({a.bias}, a.x.type, a.y.cols());
   check_preactivation(a.preactivation, a.y, a.x.type);
   check_operands(a.operands, a.x, a.y, product_of(a).y);
+}
+
+/// For back ends that multiply elements only.
+template <typename Product>
+void check_no_codes(const Product& a) {
+  TESSERA_CHECK(!a.codes, "{}: a weight of codes", Product::kName);
 }
 
 inline void check(const LinearBackwardInput& a) {

@@ -137,6 +137,13 @@ inline void check_rounded(const BlockFormat& format) {
                 enum_word(format.type));
 }
 
+/// Blocks that parameters may be kept as.
+inline void check_kept(const BlockFormat& format) {
+  TESSERA_CHECK(format.type != BlockType::sign && format.block > 0 && format.block % 2 == 0,
+                "{} in blocks of {} elements is nothing to keep", enum_word(format.type),
+                format.block);
+}
+
 inline void check(const Quantize& a) {
   check_rounded(a.format);
   check_floats({a.x});

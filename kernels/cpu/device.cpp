@@ -20,6 +20,10 @@ class CpuDevice final : public Device {
     std::visit([&](const auto& args) { cpu::run(args, context_); }, call);
   }
 
+  bool multiplies_codes(std::int64_t rows) const override {
+    return context_.few_rows && rows <= kMostFewRows;
+  }
+
  private:
   cpu::Matmul matmul_;
   cpu::Context context_;

@@ -2,6 +2,7 @@
 // expert's rows that is compiled for its shape is made of pieces whose rows are powers of two.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "kernels/common/experts.hpp"
@@ -164,14 +165,16 @@ void run(const RowDots& a, const Context& context) {
 
 namespace {
 
+constexpr std::int64_t kAnyRows = std::numeric_limits<std::int64_t>::max();
+
 /// f(piece) for all rows together, or, of a product that is compiled, for pieces of kExpertRows
-/// times a power of two, the largest first.
+/// times a power of two, `most` or less, the largest first.
 template <typename F>
-void for_pieces(bool compiled, Range rows, F&& f) {
+void for_pieces(bool compiled, Range rows, F&& f, std::int64_t most = kAnyRows) {
   if (rows.empty()) return;
-  if (!compiled) return f(rows);
+  if (!compiled && rows.count() <= most) return f(rows);
   std::int64_t piece = kExpertRows;
-  while (piece * 2 <= rows.count()) piece *= 2;
+  while (piece * 2 <= std::min(most, rows.count())) piece *= 2;
   for (std::int64_t at = rows.begin; at < rows.end; at += piece) {
     while (piece > rows.end - at) piece /= 2;
     f(Range{at, at + piece});
@@ -182,6 +185,11 @@ View part_of(const View& v, Range rows) { return v.matrix().row_range(rows.begin
 View expert_of(const View& weight, std::int64_t e, std::int64_t rows) {
   return weight.row_range(e * rows, rows);
 }
+
+/// Rows of an expert that may be multiplied at once.
+std::int64_t most_rows(const ExpertLinear& a) { return a.codes ? kMostFewRows : kAnyRows; }
+std::int64_t most_rows(const ExpertLinearBackwardInput&) { return kAnyRows; }
+std::int64_t most_rows(const ExpertLinearBackwardWeight&) { return kAnyRows; }
 
 DType type_of(const ExpertLinear& a) { return a.x.type; }
 DType type_of(const ExpertLinearBackwardInput& a) { return a.d_y.type; }
@@ -200,9 +208,15 @@ void for_experts(const View& begins, std::int64_t rows, F&& f) {
 }
 
 Linear piece_of(const ExpertLinear& a, std::int64_t e, Range rows) {
+  WeightCodes codes = a.codes;
+  if (codes) {
+    const std::int64_t scales = a.x.cols() * a.y.cols() / codes.format.block;
+    codes.scales = codes.scales.range(e * scales, scales);
+  }
   return {.x = part_of(a.x, rows),
           .weight = expert_of(a.weight, e, a.y.cols()),
           .y = part_of(a.y, rows),
+          .codes = codes,
           .scratch = a.scratch};
 }
 LinearBackwardInput piece_of(const ExpertLinearBackwardInput& a, std::int64_t e, Range rows) {
@@ -223,6 +237,7 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
 template <typename Operation>
 std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Context& context) {
   std::int64_t most = 0;
+  rows = std::min(rows, most_rows(a));
   if (!context.matmul.compiles(type_of(a))) {
     // Few rows may be multiplied in another way, which needs more.
     for (const std::int64_t n : {rows, std::min(rows, kMostFewRows)})
@@ -237,8 +252,9 @@ std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Contex
 template <typename Operation>
 void run_pieces(const Operation& a, std::int64_t rows, const Context& context) {
   for_experts(a.begins, rows, [&](std::int64_t e, Range of_expert) {
-    for_pieces(context.matmul.compiles(type_of(a)), of_expert,
-               [&](Range piece) { run(piece_of(a, e, piece), context); });
+    for_pieces(
+        context.matmul.compiles(type_of(a)), of_expert,
+        [&](Range piece) { run(piece_of(a, e, piece), context); }, most_rows(a));
   });
 }
 

@@ -1,4 +1,6 @@
 // Matrix operations on the CPU: which product each is.
+#include <algorithm>
+
 #include "kernels/cpu/fp8.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/scratch_cursor.hpp"
@@ -8,7 +10,9 @@ namespace tessera::kernels::cpu {
 namespace {
 
 bool has_few_rows(const Linear& a, const Context& context) {
-  return context.few_rows && a.operands == Operands::stored && a.x.rows() <= kMostFewRows;
+  TESSERA_CHECK(!a.codes || a.x.rows() <= kMostFewRows, "{} rows of x meet codes", a.x.rows());
+  return a.codes ||
+         (context.few_rows && a.operands == Operands::stored && a.x.rows() <= kMostFewRows);
 }
 
 Product matrices_of(const Linear& a) {
@@ -34,12 +38,27 @@ View widened(const View& x, ScratchCursor& scratch) {
   return x.type == DType::f32 ? x : scratch.matrix(x.rows(), x.cols());
 }
 
+/// What each thread makes of codes.
+View decoded(const Linear& a, int threads, ScratchCursor& scratch) {
+  return a.codes ? scratch.matrix(threads, kMostFewColumns * a.x.cols(), a.x.type) : View();
+}
+
 void run_few_rows(const Linear& a, const Context& context) {
   ScratchCursor scratch(a.scratch);
-  const View x = widened(a.x.matrix(), scratch), y = a.y.matrix();
-  if (x.data != a.x.data) context.hot.convert(a.x.matrix(), x, Write::overwrite, {0, x.rows()});
-  parallel_ranges(context.threads, y.cols(), 16, [&](Range columns) {
-    context.hot.multiply_few_rows(x, a.weight, a.bias, y, columns);
+  const FewRows product{.x = widened(a.x.matrix(), scratch),
+                        .weight = a.weight,
+                        .codes = a.codes,
+                        .bias = a.bias,
+                        .y = a.y.matrix(),
+                        .type = a.x.type};
+  const View elements = decoded(a, context.threads, scratch);
+  if (product.x.data != a.x.data)
+    context.hot.convert(a.x.matrix(), product.x, Write::overwrite, {0, a.x.rows()});
+  parallel_ranges(context.threads, context.threads, 1, [&](Range one) {
+    const Range sixteens = even_part(ceil_div(a.y.cols(), 16), one.begin, context.threads);
+    const Range columns{16 * sixteens.begin, std::min(16 * sixteens.end, a.y.cols())};
+    std::byte* own = a.codes ? elements.row_range(one.begin, 1).data : nullptr;
+    if (!columns.empty()) context.hot.multiply_few_rows(product, columns, own);
   });
 }
 
@@ -51,6 +70,7 @@ std::int64_t scratch_bytes(const Linear& a, const Context& context) {
     check(a);
     ScratchCursor cursor = ScratchCursor::measuring();
     widened(a.x.matrix(), cursor);
+    decoded(a, context.threads, cursor);
     return cursor.used();
   }
   return context.matmul.scratch_bytes(matrices_of(product_of(a)));

@@ -267,6 +267,7 @@ void multiply_rows(const char* operation, const View& x, const View& weight, con
 
 void run(const ExpertLinear& a, const Context& context) {
   check(a);
+  check_no_codes(a);
   with_types(a.x.type, a.y.type, [&]<typename T, typename O>() {
     multiply_rows<SumAlong::columns, T, O>(a.kName, a.x, a.weight, a.begins, a.y, context);
   });

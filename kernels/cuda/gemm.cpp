@@ -105,6 +105,7 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call) {
 
 Gemm gemm_of(const Linear& call, const ProductRules& rules) {
   check(call);
+  check_no_codes(call);
   const bool activated = activates(call, rules, {call.x, call.weight, call.y});
   const View result = activated ? call.y : product_of(call).y;
   Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, result, rules);

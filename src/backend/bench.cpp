@@ -580,6 +580,10 @@ class Bench {
     for (const BlockType type : kRoundedTypes)
       quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
     kept({.type = BlockType::nf4, .block = 64}, narrow);
+    if (type_ == DType::bf16 && device_.multiplies_codes(4)) {
+      for (const BlockType type : {BlockType::int8, BlockType::int4, BlockType::nf4})
+        for (const std::int64_t rows : {1, 4}) coded(rows, 8192, 4096, {.type = type, .block = 64});
+    }
   }
 
   /// What queries get of two sets of keys.
@@ -609,6 +613,18 @@ class Bench {
                      .out = x.reshaped({1, n}),
                      .format = format},
         fmt::format("{}, {}", text(x), enum_word(format.type)));
+  }
+
+  /// A weight of whole blocks that few rows meet as codes.
+  void coded(std::int64_t m, std::int64_t n, std::int64_t k, const BlockFormat& format) {
+    BenchMemory memory(tier_);
+    const View x = memory.floats(type_, {m, k}), y = memory.floats(type_, {m, n});
+    row(Linear{.x = x,
+               .weight = memory.zeros(DType::u8, {n, k * format.bits() / 8}),
+               .y = y,
+               .codes = {.scales = memory.floats(DType::f32, {n * k / format.block}),
+                         .format = format}},
+        fmt::format("M {} N {} K {}, {}", m, n, k, enum_word(format.type)));
   }
 
   /// Four parts: quantised, each dequantised, all added up.

@@ -248,8 +248,9 @@ class Layouts(Generate):
                 self.assertAlmostEqual(p, q, delta=5e-6)
 
     def test_experts_without_tokens_stay_on_the_disk(self):
-        """Of 32 experts a token is given to one, so that of those that are read a pass has 1/32; a prompt of
-        many tokens has nearly all."""
+        """Of 32 experts a token is given to one, so that of those that are read a pass has 1/32, as elements or
+        as codes; a prompt of many tokens has nearly all. Of experts of two ranks those are read to which either
+        one's token is given."""
         (self.dir / "disks").mkdir()
         deck = tiny_deck(self.dir / "data", **{**LLAMA, "model__vocab": 256, "model__context": 64, "model__layers": 2, "moe__experts": 32,
                                                "moe__top_k": 1, "moe__ffn_hidden": 1024, "run__steps": 2})
@@ -257,18 +258,24 @@ class Layouts(Generate):
         matrices = 3 * 2 * 32 * 32 * 1024 * 4  # gate with up and down of 2 layers, f32
         self.write_prompts([{"prompt": "a"}])
 
-        def read(tokens):
+        def read(name, tokens, ranks, sets):
             before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
             self.run_code(0, "generate", self.dir / "many", "--prompts", self.prompts, "--out",
-                          self.dir / f"{tokens}.jsonl", "--tokens", tokens, "--batch", 1, *as_options(NVME))
+                          self.dir / f"{name}{tokens}.jsonl", "--tokens", tokens, "--batch", 1,
+                          *as_options((*NVME, *sets)), ranks=ranks)
             return 512 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before)
 
-        passes = 40
-        more = read(passes + 2) - read(2)
-        self.assertGreater(more, passes * matrices / 32)
-        # Beside them attention, 48 KiB, and the table of 256 tokens, 32 KiB, twice.
-        self.assertLess(more, passes * (matrices / 32 + 256 * 1024))
-        self.assertLess(more, passes * matrices / 8)
+        passes = 32  # whole rounds, in which a rank without a sequence computes beside the other
+        for name, ranks, sets, share in (("elements", 1, (), 1),
+                                         ("codes", 1, ('frozen.type="int8"', "frozen.block=64"), (1 + 4 / 64) / 4),
+                                         ("ranks", 2, ("parallel.experts=2",), 1)):
+            with self.subTest(name):
+                more = read(name, 18 + passes, ranks, sets) - read(name, 18, ranks, sets)
+                self.assertGreater(more, passes * matrices * share / 32)
+                # Beside them attention, 48 KiB, and the table of 256 tokens, 32 KiB, twice; and, where there
+                # is room for more tokens, all experts for more tokens of a prompt at once.
+                self.assertLess(more, (ranks * passes * (matrices / 32 + 256 * 1024) + matrices) * share)
+                self.assertLess(more, passes * matrices * share / 6)
 
     def test_a_rank_whose_disk_fails_ends_all(self):
         (self.dir / "disks").mkdir()
@@ -286,6 +293,10 @@ class Layouts(Generate):
         """Wherever they are, and as matrices of a directory that has these codes."""
         (self.dir / "disks").mkdir()
         codes = ('frozen.type="int8"', "frozen.block=24")
+        for type in ("f32", "bf16"):
+            one, two = (self.generate("run", f"{type}{ranks}", ranks, codes, "--temperature", 0, "--type", type)
+                        for ranks in (1, 2))
+            self.assertEqual(one, two)
         one = self.generate("run", "one", 1, codes, "--temperature", 0)
         self.assertEqual(one, self.generate("run", "two", 2, (*codes, "zero.stage=3", *NVME),
                                             "--temperature", 0))

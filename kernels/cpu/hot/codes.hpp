@@ -100,20 +100,27 @@ TESSERA_INLINE Vec looked_up(const Bytes& halves, const float* table) {
 #endif
 }
 
-/// The values of sixteen halves, of one scale.
-template <BlockType kType>
-TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
 #if defined(__AVX512F__)
+/// Of sixteen halves, in the low 4 bits of each lane.
+TESSERA_INLINE __m512i places_of_halves(std::uint64_t halves) {
   alignas(64) static constexpr std::int32_t kShifts[kLanes] = {0, 4, 0, 4, 0, 4, 0, 4,
                                                                0, 4, 0, 4, 0, 4, 0, 4};
   const __m512i each =
       _mm512_maskz_cvtepu8_epi64(0xff, _mm_cvtsi64_si128(static_cast<std::int64_t>(halves)));
   const __m512i twice =
       _mm512_maskz_shuffle_epi32(kAllLanes, each, static_cast<_MM_PERM_ENUM>(0xa0));
-  const __m512i index = _mm512_maskz_srlv_epi32(kAllLanes, twice, _mm512_load_si512(kShifts));
+  return _mm512_maskz_srlv_epi32(kAllLanes, twice, _mm512_load_si512(kShifts));
+}
+#endif
+
+/// The values of sixteen halves, of one scale.
+template <BlockType kType>
+TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
+#if defined(__AVX512F__)
   const Vec values = load(kHalfNumbers<kType>, kLanes) * scale;
   Vec v;
-  v.part[0] = _mm512_maskz_permutexvar_ps(kAllLanes, index, values.part[0]);  // by 4 bits
+  v.part[0] = _mm512_maskz_permutexvar_ps(kAllLanes, places_of_halves(halves),
+                                          values.part[0]);  // by 4 bits
   return v;
 #else
 #if defined(__SSE2__)
@@ -128,6 +135,66 @@ TESSERA_INLINE Vec values_of_halves(std::uint64_t halves, const Vec& scale) {
   return numbers_of((each ^ 8) - 8) * scale;
 #endif
 }
+
+/// What numbers become in another type. Their not-a-numbers are those of scales that kernels or the
+/// host have made, of which no bit carries when they are rounded.
+template <typename T>
+TESSERA_INLINE Vec rounded_values(const Vec& v) {
+  if constexpr (!std::is_same_v<T, bf16>) return rounded_to<T>(v);
+  Vec r;
+  for (int i = 0; i < kParts; ++i) {
+    const auto u = (NativeUint)v.part[i];
+    r.part[i] = (NativeFloat)((u + 0x7fffU + ((u >> 16) & 1U)) & 0xffff0000U);
+  }
+  return r;
+}
+
+/// Stores sixteen numbers that T has.
+template <typename T>
+TESSERA_INLINE void store_values(T* p, const Vec& v) {
+  if constexpr (!std::is_same_v<T, bf16>) return store(p, v, kLanes);
+  for (int i = 0; i < kParts; ++i) {
+    const NativeUint bits = (NativeUint)v.part[i] >> 16;
+    const auto h = __builtin_convertvector(bits, NativeHalf);
+    std::memcpy(static_cast<void*>(p + i * kNative), &h, sizeof(h));
+  }
+}
+
+/// The values of a block's codes, rounded to T.
+template <BlockType kType, typename T>
+class BlockValues {
+ public:
+  TESSERA_INLINE explicit BlockValues(float scale) : scale_(scale) {
+    if constexpr (kTable) scale_ = rounded_values<T>(load(kHalfNumbers<kType>, kLanes) * scale_);
+  }
+
+  /// Of sixteen codes from here on.
+  TESSERA_INLINE Vec at(const std::byte* codes) const {
+    if constexpr (kBitsOf<kType> == 8) {
+      Bytes bytes;
+      std::memcpy(&bytes, codes, sizeof(bytes));
+      return rounded_values<T>(numbers_of(bytes) * scale_);
+    } else {
+      std::uint64_t halves = 0;
+      std::memcpy(&halves, codes, sizeof(halves));
+#if defined(__AVX512F__)
+      Vec v;
+      v.part[0] = _mm512_maskz_permutexvar_ps(kAllLanes, places_of_halves(halves), scale_.part[0]);
+      return v;
+#else
+      return rounded_values<T>(values_of_halves<kType>(halves, scale_));
+#endif
+    }
+  }
+
+ private:
+#if defined(__AVX512F__)
+  static constexpr bool kTable = kBitsOf<kType> == 4;
+#else
+  static constexpr bool kTable = false;
+#endif
+  Vec scale_;  // or what each half stands for
+};
 
 /// The signs of sixteen floats, the first in the lowest bit.
 TESSERA_INLINE std::uint16_t sign_bits(const Vec& v) {

@@ -19,8 +19,18 @@
 
 namespace tessera::kernels {
 
-/// Rows of x that multiply_few_rows takes.
-inline constexpr std::int64_t kMostFewRows = 32;
+/// Rows of x that multiply_few_rows takes, and rows of a weight of codes that it turns into
+/// elements at once.
+inline constexpr std::int64_t kMostFewRows = 32, kMostFewColumns = 4;
+
+/// y = x W^T + b, where x is few rows.
+struct FewRows {
+  View x;       // (M, K) f32
+  View weight;  // (N, K)
+  WeightCodes codes;
+  View bias, y;
+  DType type = DType::f32;  // of the weight's elements
+};
 
 /// The list of these functions, with their types: the table, what the files of hot/ define, and the
 /// table's values come from it.
@@ -80,10 +90,8 @@ inline constexpr std::int64_t kMostFewRows = 32;
   /* The part's rows of the left operand. */ \
   F(pack_left, void(const Product&, const ProductPart&)) \
   F(multiply_part, void(const Product&, const ProductPart&)) \
-  /* y = x W^T + b in these columns, where x (M, K) is f32, M at most kMostFewRows, and bias may be \
-     absent. */ \
-  F(multiply_few_rows, void(const View& x, const View& weight, const View& bias, const View& y, \
-    Range columns)) \
+  /* In these columns. `elements`: room for kMostFewColumns rows of a weight of codes. */ \
+  F(multiply_few_rows, void(const FewRows&, Range columns, std::byte* elements)) \
   F(row_squares, void(const RowSquares&, Range rows)) \
   F(scale_columns, void(const ScaleColumns&, Range rows)) \
   F(magnitude_backward, void(const MagnitudeBackward&, Range columns)) \

@@ -163,9 +163,9 @@ struct LoadBatch {
 struct Copy {
   static constexpr const char* kName = "copy";
   View from, to;
-  /// Absent: everything is copied. Else (E + 1) i32, the first row of each expert, and behind the
-  /// last; the bytes are E equal parts, of which those of experts without rows stay away. Whoever
-  /// copies is on the host, which reads it.
+  /// Absent: everything is copied. Else (P, E + 1) i32, of the rows of P ranks the first one of
+  /// each expert, and behind the last; the bytes are E equal parts, of which those of experts
+  /// without rows of any rank stay away. Whoever copies is on the host, which reads it.
   View begins;
   double share = 1;  // of the bytes that are expected to be copied
 
@@ -257,6 +257,7 @@ struct UnitShare {
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::optional<kernels::BlockFormat> codes;  // which its parameters are kept as, not as elements
+  std::int64_t slot = 0;                      // of so many elements together
   std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors
 };
 

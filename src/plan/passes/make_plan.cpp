@@ -3,6 +3,7 @@
 #include <map>
 
 #include "plan/passes/buffers.hpp"
+#include "plan/passes/from_codes.hpp"
 #include "plan/passes/grad_reduce.hpp"
 #include "plan/passes/on_demand.hpp"
 #include "plan/passes/optimizer_step.hpp"
@@ -69,7 +70,10 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
     optimizer_step(plan, in, states, gradients);
     return std::move(scheduled.batches);
   }
-  if (plan.shape.purpose == PlanPurpose::generate) return std::move(scheduled.batches);
+  if (plan.shape.purpose == PlanPurpose::generate) {
+    multiply_from_codes(plan, in);
+    return std::move(scheduled.batches);
+  }
   for (const View& words : {plan.words, plan.confusion}) {
     if (!words) continue;
     plan.ops.push_back({.kind = OpKind::norm,

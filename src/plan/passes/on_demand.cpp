@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <optional>
 
 #include "plan/passes/buffers.hpp"
 
@@ -12,66 +12,120 @@ namespace {
 /// Where more of the experts are expected to have rows, all come ahead of their use.
 constexpr double kMostOnDemand = 0.9;
 
-/// How many of the experts have rows if tokens choose them evenly.
-double share_with_rows(const kernels::Dispatch& d) {
+/// How many of the experts have rows if the tokens of so many ranks choose them evenly.
+double share_with_rows(const kernels::Dispatch& d, std::int64_t ranks) {
   const double chosen =
       static_cast<double>(d.experts.cols()) / static_cast<double>(d.experts_of_all());
-  return 1 - std::pow(1 - chosen, static_cast<double>(d.experts.rows()));
+  return 1 - std::pow(1 - chosen, static_cast<double>(ranks * d.experts.rows()));
 }
 
-/// Matrices, of which an op wants those of the experts that have rows.
+/// Matrices, or the codes or scales of some, of which ops want those of the experts that have rows.
 struct Demand {
   BufferUse matrices;
-  std::size_t op = 0;
-  std::size_t dispatch = 0;  // the op that writes the rows
-  View begins;
-  double share = 1;  // of the experts that are expected to have rows
+  std::vector<std::size_t> ops;
+  std::size_t known = 0;  // the op that writes the rows' begins
+  View begins;            // (ranks whose rows an op each multiplies, E + 1)
+  double share = 1;       // of the experts that are expected to have rows
 };
 
 bool overlap(const BufferUse& a, const BufferUse& b) {
   return a.buffer == b.buffer && !intersect(a.bytes, b.bytes).empty();
 }
 
-/// By buffer of the matrices.
-using Demands = std::multimap<BufferId, Demand>;
-Demands demands_of(const Plan& plan) {
-  Demands demands;
-  std::map<const std::byte*, std::size_t> dispatched;  // by what they write, the last
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    const Op& op = plan.ops[i];
-    if (const auto* dispatch = kernel_of<kernels::Dispatch>(op))
-      dispatched[dispatch->begins.data] = i;
-    const auto* product = kernel_of<kernels::ExpertLinear>(op);
-    if (product == nullptr) continue;
-    const auto made = dispatched.find(product->begins.data);
-    if (made == dispatched.end()) continue;
-    const auto& dispatch = *kernel_of<kernels::Dispatch>(plan.ops[made->second]);
-    const double share = share_with_rows(dispatch);
-    if (dispatch.parts > 1 || share > kMostOnDemand) continue;
-    const BufferId buffer = buffer_of(product->weight);
-    const std::int64_t begin = offset_of(product->weight);
-    demands.emplace(buffer, Demand{.matrices = {buffer,
-                                                {begin, begin + product->weight.span_bytes()},
-                                                kernels::Access::read},
-                                   .op = i,
-                                   .dispatch = made->second,
-                                   .begins = product->begins,
-                                   .share = share});
-  }
-  return demands;
+BufferUse use_of(const View& v) {
+  const std::int64_t begin = offset_of(v);
+  return {buffer_of(v), {begin, begin + v.span_bytes()}, kernels::Access::read};
 }
 
-/// Those whose matrices no other op reads.
-void leave_single(const Plan& plan, Demands& demands) {
-  for (std::size_t i = 0; i < plan.ops.size() && !demands.empty(); ++i) {
-    for (const BufferUse& use : uses_of(plan.ops[i])) {
-      if (use.access != kernels::Access::read) continue;
-      const auto [begin, end] = demands.equal_range(use.buffer);
-      for (auto d = begin; d != end;)
-        d = d->second.op != i && overlap(d->second.matrices, use) ? demands.erase(d) : std::next(d);
+bool writes(const Op& op, const BufferUse& what) {
+  return std::ranges::any_of(uses_of(op), [&](const BufferUse& use) {
+    return use.access != kernels::Access::read && overlap(use, what);
+  });
+}
+
+/// Who wants matrices: those whose rows become known at once, in order.
+class Demands {
+ public:
+  explicit Demands(const Plan& plan) : plan_(plan) {
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      const auto* product = kernel_of<kernels::ExpertLinear>(plan.ops[i]);
+      if (product == nullptr) continue;
+      for (const View& matrices : {product->weight, product->codes.scales})
+        if (matrices) add(i, matrices, product->begins);
+    }
+    leave_others();
+    std::erase_if(demands_, [&](Demand& d) { return !is_rare(d); });
+  }
+
+  bool empty() const { return demands_.empty(); }
+
+  /// Of matrices in these bytes, of ops behind this one, in the order of their bytes.
+  std::vector<const Demand*> of(const BufferUse& bytes, std::size_t op) const {
+    std::vector<const Demand*> found;
+    for (const Demand& d : demands_) {
+      const Range& r = d.matrices.bytes;
+      if (d.matrices.buffer == bytes.buffer && bytes.bytes.begin <= r.begin &&
+          r.end <= bytes.bytes.end && op < d.known)
+        found.push_back(&d);
+    }
+    std::ranges::sort(found, {}, [](const Demand* d) { return d->matrices.bytes.begin; });
+    return found;
+  }
+
+ private:
+  /// The last op before this one that writes these bytes.
+  std::optional<std::size_t> writer_of(const BufferUse& bytes, std::size_t before) const {
+    for (std::size_t i = before; i-- > 0;)
+      if (writes(plan_.ops[i], bytes)) return i;
+    return std::nullopt;
+  }
+
+  void add(std::size_t op, const View& matrices, const View& begins) {
+    const auto known = writer_of(use_of(begins), op);
+    if (!known) return;
+    const BufferUse use = use_of(matrices);
+    for (Demand& d : demands_) {
+      const std::int64_t ranks = d.begins.rows();
+      const bool next = d.known == *known && d.matrices.buffer == use.buffer &&
+                        d.matrices.bytes == use.bytes &&
+                        begins.data == d.begins.data + d.begins.span_bytes();
+      if (!next) continue;
+      d.ops.push_back(op);
+      d.begins = View(d.begins.data, DType::i32, {ranks + 1, begins.elements()});
+      return;
+    }
+    demands_.push_back({.matrices = use,
+                        .ops = {op},
+                        .known = *known,
+                        .begins = View(begins.data, DType::i32, {1, begins.elements()})});
+  }
+
+  /// Takes out what other ops read too.
+  void leave_others() {
+    for (std::size_t i = 0; i < plan_.ops.size() && !demands_.empty(); ++i) {
+      for (const BufferUse& use : uses_of(plan_.ops[i])) {
+        if (use.access != kernels::Access::read) continue;
+        std::erase_if(demands_, [&](const Demand& d) {
+          return overlap(d.matrices, use) && std::ranges::find(d.ops, i) == d.ops.end();
+        });
+      }
     }
   }
-}
+
+  /// Whether few enough of the experts are expected to have rows.
+  bool is_rare(Demand& d) const {
+    for (std::size_t i = d.known + 1; i-- > 0;) {
+      const auto* dispatch = kernel_of<kernels::Dispatch>(plan_.ops[i]);
+      if (dispatch == nullptr) continue;
+      d.share = share_with_rows(*dispatch, d.begins.rows());
+      return d.share <= kMostOnDemand;
+    }
+    return false;
+  }
+
+  const Plan& plan_;
+  std::vector<Demand> demands_;
+};
 
 View bytes_at(const View& v, std::int64_t first, std::int64_t count) {
   return View(v.data + first, DType::u8, {count});
@@ -96,25 +150,18 @@ class OnDemand {
  private:
   /// Of a fetch what nobody demands stays where it is in the plan.
   void cut(std::size_t at, Copy copy) {
-    const auto [begin, end] = demands_.equal_range(buffer_of(copy.to));
-    std::vector<Demand> wanted;  // in the order of their bytes
     const std::int64_t first = offset_of(copy.to), bytes = copy.to.span_bytes();
-    for (auto d = begin; d != end; ++d) {
-      const Range& r = d->second.matrices.bytes;
-      if (first <= r.begin && r.end <= first + bytes && at < d->second.dispatch)
-        wanted.push_back(d->second);
-    }
+    const auto wanted = demands_.of(use_of(copy.to), at);
     if (wanted.empty()) return;
-    std::ranges::sort(wanted, {}, [](const Demand& d) { return d.matrices.bytes.begin; });
     std::int64_t done = 0;
     const auto rest_until = [&](std::int64_t until) {
       if (done < until) insert(at, at, copy, done, until - done, nullptr);
     };
-    for (const Demand& d : wanted) {
-      const std::int64_t from = d.matrices.bytes.begin - first;
+    for (const Demand* d : wanted) {
+      const std::int64_t from = d->matrices.bytes.begin - first;
       rest_until(from);
-      done = d.matrices.bytes.end - first;
-      insert(at, d.dispatch + 1, copy, from, done - from, &d);
+      done = d->matrices.bytes.end - first;
+      insert(at, d->known + 1, copy, from, done - from, d);
     }
     rest_until(bytes);
     std::get<Copy>(plan_.ops[at].call) = {};  // to be taken out
@@ -126,8 +173,8 @@ class OnDemand {
     Copy copy{bytes_at(whole.from, first, count), bytes_at(whole.to, first, count)};
     if (demand != nullptr) {
       copy.begins = demand->begins, copy.share = demand->share;
-      op.visit = plan_.ops[demand->dispatch].visit;
-      op.micro_batch = plan_.ops[demand->dispatch].micro_batch;
+      op.visit = plan_.ops[demand->known].visit;
+      op.micro_batch = plan_.ops[demand->known].micro_batch;
     }
     op.call = copy;
     insertions_.before(position, std::move(op));
@@ -144,8 +191,7 @@ void fetch_on_demand(Plan& plan, const PlanInputs& in) {
   const PlanPurpose purpose = plan.shape.purpose;
   const bool trains = purpose != PlanPurpose::generate && purpose != PlanPurpose::evaluate;
   if (trains || !in.offload.anything() || !in.offload.device_is_host) return;
-  Demands demands = demands_of(plan);
-  leave_single(plan, demands);
+  const Demands demands(plan);
   if (!demands.empty()) OnDemand(plan, demands).run();
 }
 

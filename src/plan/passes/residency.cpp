@@ -175,8 +175,8 @@ class Gathers {
 
   Calls converted(const UnitState& state, comm::AllGather gather, const Residence& r,
                   DType stored) {
-    const std::int64_t shard = state.own_shard.elements(), n = state.layout.shard,
-                       shards = state.layout.padded / n;
+    const std::int64_t n = state.slot, shards = state.layout.padded / n,
+                       shard = state.codes ? state.codes->bytes(n) : n;
     const auto convert = [&](const View& whole) {
       if (!state.codes)
         return LegCall{Leg::unpack,

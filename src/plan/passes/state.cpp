@@ -113,17 +113,20 @@ void add_control(Plan& plan, const PlanInputs& in) {
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   s.home = unit.traits.divided ? in.offload.parameters : Location::device;
   const model::Storage stored = in.stored(unit);
-  const std::int64_t shard = stored.bytes(s.layout.shard) / size_of(stored.type);
-  const auto add = [&](std::int64_t shards) {
-    return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters, stored.type,
-                          shards * shard, s.home);
-  };
   s.codes = stored.codes;
+  const bool all_at_once =
+      s.codes && !s.sharding.parameters && in.state_for <= PlanPurpose::evaluate;
+  s.slot = all_at_once ? s.layout.padded : s.layout.shard;
+  const std::int64_t slot = stored.bytes(s.slot) / size_of(stored.type);
+  const auto add = [&](std::int64_t slots) {
+    return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters, stored.type,
+                          slots * slot, s.home);
+  };
   if (s.sharding.parameters) {
     s.own_shard = add(1);
   } else {
-    s.parameters = add(s.layout.padded / s.layout.shard);
-    s.own_shard = s.parameters.range(s.index() * shard, shard);
+    s.parameters = add(s.layout.padded / s.slot);
+    s.own_shard = all_at_once ? s.parameters : s.parameters.range(s.index() * slot, slot);
   }
 }
 
@@ -318,6 +321,7 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].held) continue;
     add_parameters(plan, in, in.model.units[u], states[u]);
+    plan.shares[u].slot = states[u].slot;
     if (balances_in(in, in.model.units[u], plan.shape))
       plan.shares[u].balance = buffer_of(states[u].parameters);
     add_kept(plan, in, in.model.units[u], states[u]);

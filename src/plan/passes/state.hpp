@@ -29,8 +29,11 @@ struct UnitState {
                     // a frozen unit those that it keeps
   View parameters;  // (padded) stored type; absent at stage 3 with several ranks
   View own_shard;   // (shard) stored type: this rank's slice of the parameters
-  /// How parameters are kept that are not kept as elements: a slot of codes for each shard, u8.
+  /// How parameters are kept that are not kept as elements: slots of codes of so many elements, u8,
+  /// one for each shard. Where all ranks have all of them and none goes into checkpoints there is a
+  /// single one, which has each matrix together.
   std::optional<kernels::BlockFormat> codes;
+  std::int64_t slot = 0;
   View copy;      // (owned) compute type, written beside the master weights; absent in f32
   View gradient;  // (owned) of the step before, where the next one updates by it; else absent
   std::vector<Kept> kept;  // by row
@@ -55,10 +58,9 @@ struct UnitState {
   Range kept_in(const Kept& row, const Range& part) const {
     const Range own{part.begin - row.elements.begin, part.end - row.elements.begin};
     if (!codes) return own;
-    TESSERA_CHECK(own.begin % layout.shard == 0 && own.end % layout.shard == 0,
-                  "codes of a part of a shard");
-    const std::int64_t slot = codes->bytes(layout.shard);
-    return {own.begin / layout.shard * slot, own.end / layout.shard * slot};
+    TESSERA_CHECK(own.begin % slot == 0 && own.end % slot == 0, "codes of a part of a slot");
+    const std::int64_t bytes = codes->bytes(slot);
+    return {own.begin / slot * bytes, own.end / slot * bytes};
   }
   /// Whether parameters are brought into a window before they are used.
   bool in_windows(DType compute) const {

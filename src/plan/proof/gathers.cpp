@@ -109,14 +109,15 @@ std::optional<GatherCheck::Shards> GatherCheck::kept_codes(const Op& op, const V
   if (!share.codes) return std::nullopt;
   const BufferUse home = homes_.home_of(v);
   const Buffer& buffer = plan_.buffer(home.buffer);
-  const std::int64_t slot = share.codes->bytes(share.shard),
-                     first = buffer.bytes > slot ? 0 : plan_.rank_in(op.group);
+  const std::int64_t slot = share.codes->bytes(share.slot), shards = share.slot / share.shard,
+                     first = buffer.bytes > slot || shards > 1 ? 0 : plan_.rank_in(op.group);
   if (buffer.purpose != BufferPurpose::parameters || !buffer.persistent ||
       home.bytes.begin % slot != 0 || home.bytes.end % slot != 0)
     return std::nullopt;
-  Shards kept{.format = share.codes, .chunk = {0, share.shard}, .owners = {}};
-  for (std::int64_t at = home.bytes.begin; at < home.bytes.end; at += slot)
-    kept.owners.push_back(first + at / slot);
+  Shards kept{.format = share.codes, .chunk = {0, share.slot}, .owners = {}};
+  for (std::int64_t shard = home.bytes.begin / slot * shards;
+       shard < home.bytes.end / slot * shards; ++shard)
+    kept.owners.push_back(first + shard);
   return kept;
 }
 
@@ -171,9 +172,11 @@ void GatherCheck::arrive(const Op& op, const kernels::SumQuantized& all) {
     return;
   if (shards == nullptr || shards->format != all.format || !whole(op, *shards))
     reject(plan_, at_, "takes blocks of parameters that are not there");
-  const std::int64_t n = at(plan_.shares, op.unit).shard;
+  const UnitShare& share = at(plan_.shares, op.unit);
+  const std::int64_t n = kept ? share.slot : share.shard,
+                     count = std::ssize(shards->owners) * share.shard / n;
   if (all.write != kernels::Write::overwrite ||
-      chunk_of(plan_, at_, all.out, std::ssize(shards->owners), n) != shards->chunk)
+      chunk_of(plan_, at_, all.out, count, n) != shards->chunk)
     reject(plan_, at_, "puts parameters where others belong");
   arriving_.take(at_, buffer_of(all.out), shards->chunk, n);
 }

@@ -18,11 +18,19 @@ bool same_bytes(const View& a, const View& b) {
   return a.data == b.data && a.span_bytes() == b.span_bytes();
 }
 
+/// Whether v is one of the rows of a dense matrix.
+bool is_row(const View& v, const View& of) {
+  const std::int64_t from = v.data - of.data, bytes = v.span_bytes();
+  return v.elements() == of.cols() && from >= 0 && from + bytes <= of.span_bytes() &&
+         from % bytes == 0;
+}
+
 /// Whether the op multiplies with what was copied, for the rows that it was copied for.
 bool multiplies(const Op& op, const Copy& copy) {
   const auto* product = kernel_of<kernels::ExpertLinear>(op);
-  return product != nullptr && same_bytes(product->weight, copy.to) &&
-         same_bytes(product->begins, copy.begins);
+  return product != nullptr &&
+         (same_bytes(product->weight, copy.to) || same_bytes(product->codes.scales, copy.to)) &&
+         is_row(product->begins, copy.begins);
 }
 
 }  // namespace
@@ -33,7 +41,7 @@ void check_on_demand(const Plan& plan) {
     const Op& op = plan.ops[i];
     const auto* copy = std::get_if<Copy>(&op.call);
     if (copy != nullptr && !copy->begins) copy = nullptr;
-    if (copy != nullptr && copy->to.span_bytes() % (copy->begins.elements() - 1) != 0)
+    if (copy != nullptr && copy->to.span_bytes() % (copy->begins.cols() - 1) != 0)
       reject(plan, i, "copies parts that are not equal");
     for (const BufferUse& use : uses_of(op)) {
       if (use.access == Access::write) continue;

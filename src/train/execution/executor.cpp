@@ -41,12 +41,17 @@ class Together : public streams::Task {
 /// Copies what is wanted of the bytes, neighbouring parts at once.
 std::unique_ptr<streams::Task> start_copy(memory::Tier& tier, const plan::Copy& copy) {
   if (!copy.begins) return tier.start_copy(copy.from.data, copy.to.data, copy.from.span_bytes());
-  const std::int64_t parts = copy.begins.elements() - 1, bytes = copy.from.span_bytes() / parts;
-  const auto* begin = copy.begins.as<std::int32_t>();
+  const std::int64_t parts = copy.begins.cols() - 1, bytes = copy.from.span_bytes() / parts;
+  const auto has_rows = [&](std::int64_t part) {
+    const auto* begin = copy.begins.as<std::int32_t>() + part;
+    for (std::int64_t i = 0; i < copy.begins.rows(); ++i, begin += parts + 1)
+      if (begin[0] < begin[1]) return true;
+    return false;
+  };
   std::vector<std::unique_ptr<streams::Task>> tasks;
   for (std::int64_t i = 0; i < parts; ++i) {
     const std::int64_t first = i;
-    while (i < parts && begin[i] < begin[i + 1]) ++i;
+    while (i < parts && has_rows(i)) ++i;
     if (i == first) continue;
     auto task = tier.start_copy(copy.from.data + first * bytes, copy.to.data + first * bytes,
                                 (i - first) * bytes);

@@ -194,8 +194,8 @@ void ModelState::each_of_codes(std::size_t unit, const HeldPart& f,
   const Range elements = s.kept[plan::kMasterRow].elements;
   const std::int64_t run = kCoded / s.codes->block * s.codes->block;
   std::vector<float> values;
-  for (std::int64_t slot = elements.begin; slot < elements.end; slot += s.layout.shard) {
-    for (std::int64_t at = slot, end = slot + s.layout.shard; at < end; at += run) {
+  for (std::int64_t slot = elements.begin; slot < elements.end; slot += s.slot) {
+    for (std::int64_t at = slot, end = slot + s.slot; at < end; at += run) {
       const Range some{at, std::min(at + run, end)};
       values.assign(static_cast<std::size_t>(some.count()), 0);
       const RealView all{f32_view(values), &host_};
@@ -215,8 +215,8 @@ struct InSlot {
   std::int64_t slot, first;
 };
 static InSlot in_slot(const plan::UnitState& s, std::int64_t begin, std::int64_t first) {
-  const std::int64_t number = (first - begin) / s.layout.shard;
-  return {number * s.codes->bytes(s.layout.shard), first - begin - number * s.layout.shard};
+  const std::int64_t number = (first - begin) / s.slot;
+  return {number * s.codes->bytes(s.slot), first - begin - number * s.slot};
 }
 
 void ModelState::encode(std::size_t unit, std::int64_t first, std::span<const float> values) {
@@ -224,7 +224,7 @@ void ModelState::encode(std::size_t unit, std::int64_t first, std::span<const fl
   const auto& kept = s.kept[plan::kMasterRow];
   const InSlot at = in_slot(s, kept.elements.begin, first);
   const auto bytes =
-      kernels::slot_bytes(*s.codes, s.layout.shard, {at.first, at.first + std::ssize(values)});
+      kernels::slot_bytes(*s.codes, s.slot, {at.first, at.first + std::ssize(values)});
   std::vector<std::byte> codes(static_cast<std::size_t>(bytes.codes.count())),
       scales(static_cast<std::size_t>(bytes.scales.count()));
   kernels::encode_blocks(*s.codes, values, codes, scales);
@@ -291,11 +291,10 @@ void ModelState::decode(const plan::UnitState& s, const RealView& codes, std::in
                         Range flat, Take&& take) {
   std::vector<std::byte> copy_of_codes, copy_of_scales;
   std::vector<float> values;
-  const std::int64_t shard = s.layout.shard;
   for (std::int64_t at = flat.begin; at < flat.end; at += std::ssize(values)) {
     const InSlot in = in_slot(s, first, at);
-    const std::int64_t n = std::min({kPiece, flat.end - at, shard - in.first});
-    const auto bytes = kernels::slot_bytes(*s.codes, shard, {in.first, in.first + n});
+    const std::int64_t n = std::min({kPiece, flat.end - at, s.slot - in.first});
+    const auto bytes = kernels::slot_bytes(*s.codes, s.slot, {in.first, in.first + n});
     const auto read = [&](Range of, std::vector<std::byte>& copy) {
       const RealView part = codes.range(in.slot + of.begin, of.count());
       return part.tier->host_bytes(part.view.data, of.count(), copy).data();
@@ -715,10 +714,10 @@ ModelState::RealView ModelState::owned_part(std::size_t unit, std::size_t parame
     const RealView all = real(s.parameters ? s.parameters : s.own_shard);
     const std::int64_t first = s.parameters ? 0 : s.owned.begin, flat = slice.flat - first;
     if (!s.codes) return all.range(flat, slice.part.elements());
-    // Codes of its first shard.
-    const std::int64_t slot = flat / s.layout.shard, in_slot = flat % s.layout.shard,
-                       n = std::min(slice.part.elements(), s.layout.shard - in_slot);
-    return all.range(slot * s.codes->bytes(s.layout.shard) + in_slot * s.codes->bits() / 8,
+    // Codes of its first slot.
+    const std::int64_t slot = flat / s.slot, in_slot = flat % s.slot,
+                       n = std::min(slice.part.elements(), s.slot - in_slot);
+    return all.range(slot * s.codes->bytes(s.slot) + in_slot * s.codes->bits() / 8,
                      ceil_div(n * s.codes->bits(), 8));
   }
   return {};

@@ -22,6 +22,7 @@ class ScratchSizes : public kernels::Device {
     return static_cast<std::int64_t>(call.index() % 4) * 96;
   }
   void run(const kernels::KernelCall&) override { FAIL() << "a plan ran a kernel"; }
+  bool multiplies_codes(std::int64_t rows) const override { return rows <= 4; }
 };
 
 inline const ScratchSizes device;

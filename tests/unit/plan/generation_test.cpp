@@ -145,6 +145,52 @@ TEST(Generation, BringsParametersFromOtherNodesOnce) {
   }
 }
 
+/// Products of a pass over frozen blocks in codes of 16 elements.
+struct OfCodes {
+  int products = 0, multiplied = 0;  // of codes
+  int turned = 0;                    // units, into elements
+  std::int64_t windows = 0;          // bytes
+};
+OfCodes of_codes(int stage, std::int64_t ranks, std::int64_t tokens, Location home) {
+  Case c = make_case(stage, ranks, 1, ReduceWhen::step);
+  c.inputs.state_for = PlanPurpose::generate;
+  c.inputs.model.config.frozen = {"block.*"};
+  c.inputs.model.units =
+      model::model_units(c.inputs.model.config, 1, {.codes = kernels::BlockFormat{.block = 16}});
+  c.inputs.offload.parameters = home, c.inputs.offload.device_is_host = true;
+  generate(c, 1, 1, tokens, 1);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  OfCodes found;
+  for (const Op& op : plan.ops) {
+    found.turned += kernel_of<kernels::SumQuantized>(op) != nullptr ? 1 : 0;
+    const auto* product = kernel_of<kernels::Linear>(op);
+    if (product == nullptr) continue;
+    ++found.products;
+    if (product->codes) ++found.multiplied;
+  }
+  for (const Buffer& b : plan.buffers)
+    found.windows += b.purpose == BufferPurpose::gather_window ? b.bytes : 0;
+  return found;
+}
+
+TEST(Generation, MultipliesCodesWhereARankHasThem) {
+  for (const Location home : {Location::device, Location::host, Location::disk}) {
+    SCOPED_TRACE(static_cast<int>(home));
+    const OfCodes few = of_codes(0, 1, 4, home), many = of_codes(0, 1, 5, home);
+    // Four matrices of each of three layers, and the head.
+    EXPECT_EQ(few.products, 13);
+    EXPECT_EQ(few.multiplied, 12);
+    EXPECT_EQ(few.turned, 0);
+    EXPECT_EQ(many.multiplied, 0);
+    EXPECT_EQ(many.turned, 3);
+    EXPECT_LT(few.windows, many.windows);
+    const OfCodes of_all = of_codes(0, 2, 4, home), in_shards = of_codes(3, 2, 4, home);
+    EXPECT_EQ(of_all.multiplied, 12);
+    EXPECT_EQ(in_shards.multiplied, 0);
+    EXPECT_EQ(in_shards.turned, 3);
+  }
+}
+
 // What other ranks have updated comes in the pass that renews parameters, and in no other; and
 // these do not change what is kept.
 TEST(Generation, PublishesParametersOnce) {

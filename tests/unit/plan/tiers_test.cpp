@@ -164,32 +164,45 @@ TEST(Tiers, HaveWhatTheDeviceHadNot) {
 }
 
 /// How many fetches of a plan are of the experts alone that have rows. They go as soon as these are
-/// known.
+/// known, of all ranks.
 int fetches_on_demand(const Plan& plan) {
   int all = 0;
-  std::size_t dispatch = 0, since = 0;
+  std::map<BufferId, std::size_t> writer, since;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
-    if (kernel_of<kernels::Dispatch>(op) != nullptr) dispatch = i, since = 0;
     const auto* copy = std::get_if<Copy>(&op.call);
-    if (copy == nullptr || !copy->begins) continue;
-    ++all, ++since;
-    EXPECT_EQ(i, dispatch + since);
-    EXPECT_EQ(buffer_of(copy->begins),
-              buffer_of(kernel_of<kernels::Dispatch>(plan.ops[dispatch])->begins));
+    if (copy != nullptr && copy->begins) {
+      const BufferId begins = buffer_of(copy->begins);
+      EXPECT_EQ(i, writer[begins] + ++since[begins]);
+      EXPECT_EQ(copy->begins.rows(), plan.mesh.experts);
+      ++all;
+    }
+    for (const BufferUse& use : uses_of(op))
+      if (use.access != kernels::Access::read) writer[use.buffer] = i, since[use.buffer] = 0;
   }
   return all;
 }
 
 /// Eight experts on disks, of which a token has two.
 Plan with_experts_on_disks(PlanPurpose purpose, std::int64_t ranks, bool device_is_host,
-                           std::int64_t tokens, std::int64_t micro_batches = 1) {
+                           std::int64_t tokens, std::int64_t micro_batches = 1,
+                           bool codes = false) {
   Case c = make_case(0, ranks, micro_batches, ReduceWhen::step);
   give_experts(c.inputs, {.count = 8, .hidden = 8, .routing = {.choices = 2}}, ranks,
                std::vector<int>(static_cast<std::size_t>(ranks), 0));
   c.inputs.offload = {.parameters = Location::disk, .ahead = 8, .device_is_host = device_is_host};
   c.shape.purpose = purpose, c.shape.micro = 1, c.shape.sequence = tokens;
-  if (purpose == PlanPurpose::evaluate) c.inputs.state_for = purpose;
+  if (purpose < PlanPurpose::train) c.inputs.state_for = purpose;
+  if (purpose == PlanPurpose::generate) {
+    c.inputs.cache = {.slots = 1, .room = 12};
+    c.shape.slots = 1, c.shape.room = 12;
+  }
+  if (codes) {
+    c.inputs.model.config.frozen = {"block.*"};
+    c.inputs.model.units =
+        model::model_units(c.inputs.model.config, 1,
+                           {.codes = kernels::BlockFormat{.block = 16}, .expert_ranks = true});
+  }
   expect_proved(c);
   return make_plan(c.inputs, c.shape, {});
 }
@@ -210,11 +223,25 @@ TEST(Tiers, BringOfManyExpertsThoseThatHaveRows) {
             0);  // 0.925
   EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 1, false, 4)),
             0);  // a GPU
-  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 2, true, 4)),
-            0);  // rows of two ranks
+  // Tokens of two ranks: 4 are as 8 of one.
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 2, true, 4)), 6);
+  EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 2, true, 5)), 0);
   EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::train, 1, true, 4)), 0);
   // Two micro-batches find the same bytes in the same place, and want some of their own.
   EXPECT_EQ(fetches_on_demand(with_experts_on_disks(PlanPurpose::evaluate, 1, true, 4, 2)), 0);
+}
+
+// Codes and scales, each of both matrices of three layers.
+TEST(Tiers, BringCodesOfThoseThatHaveRows) {
+  const auto fetches = [](std::int64_t tokens, bool codes) {
+    return fetches_on_demand(
+        with_experts_on_disks(PlanPurpose::generate, 1, true, tokens, 1, codes));
+  };
+  EXPECT_EQ(fetches(4, true), 12);
+  EXPECT_EQ(fetches(4, false), 6);
+  // More rows than meet codes: all are turned into elements.
+  EXPECT_EQ(fetches(5, true), 0);
+  EXPECT_EQ(fetches(5, false), 6);
 }
 
 // Disks move whole sectors: of all arenas, as what is on disks is copied from and to them.
