@@ -205,6 +205,7 @@ json json_of(const CheckpointHeader& h) {
               {"scaler_hysteresis_left", h.scaler_hysteresis_left},
               {"spike_window", std::move(window)},
               {"lr_factor", h.lr_factor},
+              {"critic_updates", h.critic_updates},
               {"threads", h.threads},
               {"data", std::move(data)},
               {"layout", json_of(h.layout)},
@@ -235,6 +236,8 @@ CheckpointHeader header_of(const JsonCursor& value) {
   h.scaler_hysteresis_left = value["scaler_hysteresis_left"].integer(-kMaxCount, kMaxCount);
   value["spike_window"].for_each_item(
       [&](const JsonCursor& loss) { h.spike_window.push_back(number_of(loss)); });
+  if (const auto updates = value.find("critic_updates"))
+    h.critic_updates = updates->integer(0, kMaxCount);
   if (const auto factor = value.find("lr_factor")) {
     h.lr_factor = factor->number();
     if (h.lr_factor <= 0 || h.lr_factor > 1) factor->expected("a number, > 0 and <= 1");

@@ -77,8 +77,8 @@ struct ValueTerms {
   float weight = 0, clip = 0;
 };
 
-/// Adds losses of values to those of R targets, and makes their slopes: the derivative of each
-/// value's loss, times scale.
+/// Losses of values, beside those of R targets or by themselves, and their slopes: the derivative
+/// of each value's loss, times scale.
 struct ValueLoss {
   static constexpr const char* kName = "value_loss";
   View values;   // (R) f32: v
@@ -87,8 +87,9 @@ struct ValueLoss {
   View weights;  // (R) f32: what each weighs; absent: all 1
   View drawn;    // (R) f32: v'; absent: values are those of the model that drew, nothing is clipped
   View scale;    // (1) f32: loss scale / targets of the global batch
-  View losses;   // (R) f32; those of targets that do not count stay
+  View losses;   // (R) f32; of targets that do not count they stay, or are 0
   View slopes;   // (R) f32; 0 where a target does not count
+  Write write = Write::add;  // to losses of targets, or overwrite
   ValueTerms terms;
   View scratch;
 
@@ -96,7 +97,7 @@ struct ValueLoss {
   static void visit(Self& s, F&& f) {
     f(s.values, Access::read), f(s.targets, Access::read), f(s.returns, Access::read),
         f(s.weights, Access::read), f(s.drawn, Access::read), f(s.scale, Access::read),
-        f(s.losses, Access::update), f(s.slopes, Access::write), f(s.scratch, Access::write);
+        f(s.losses, access_of(s.write)), f(s.slopes, Access::write), f(s.scratch, Access::write);
   }
 };
 

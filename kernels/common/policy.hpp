@@ -72,9 +72,11 @@ struct ValueTargets {
   const float *returns, *weights, *drawn;  // the last two may be null
   const float* scale;
   float *losses, *slopes;
+  bool add;
   ValueTerms terms;
 
   TESSERA_INLINE void finish(std::int64_t t) const {
+    if (!add) losses[t] = 0;
     if (targets[t] < 0) {
       slopes[t] = 0;
       return;
@@ -104,6 +106,7 @@ inline ValueTargets targets_of(const ValueLoss& a) {
           .scale = a.scale.as<float>(),
           .losses = a.losses.as<float>(),
           .slopes = a.slopes.as<float>(),
+          .add = a.write == Write::add,
           .terms = a.terms};
 }
 

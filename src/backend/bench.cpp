@@ -582,7 +582,7 @@ class Bench {
     kept({.type = BlockType::nf4, .block = 64}, narrow);
     if (type_ == DType::bf16 && device_.multiplies_codes(4)) {
       for (const BlockType type : {BlockType::int8, BlockType::int4, BlockType::nf4})
-        for (const std::int64_t rows : {1, 4}) coded(rows, 8192, 4096, {.type = type, .block = 64});
+        for (const std::int64_t few : {1, 4}) coded(few, 8192, 4096, {.type = type, .block = 64});
     }
   }
 

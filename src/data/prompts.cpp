@@ -115,17 +115,17 @@ std::string right_answer(const deck::Deck& deck, const io::Document& document) {
   return found->is_string() ? found->get<std::string>() : found->dump();
 }
 
-/// That of reward.model, which reads the tokens of answers as they are.
-KnownTokenizer tokenizer_of_judge(const deck::LoadedDeck& loaded) {
-  const std::string& model = *loaded.deck.reward.model;
+/// That of reward.model or task.critic, which read the tokens of answers as they are.
+KnownTokenizer tokenizer_of_judge(const deck::LoadedDeck& loaded, const char* key,
+                                  const std::string& model) {
   const auto path = tokenizer_of_directory(model);
   if (!path) {
     throw DataError(fmt::format(
-        "{}: reward.model: {} has no tokenizer.json, by which it is known that it reads the tokens "
-        "that model.init_from writes: put it there",
-        loaded.where("reward.model"), model));
+        "{}: {}: {} has no tokenizer.json, by which it is known that it reads the tokens that "
+        "model.init_from writes: put it there",
+        loaded.where(key), key, model));
   }
-  return {.key = "reward.model", .path = *path};
+  return {.key = key, .path = *path};
 }
 
 std::uint64_t hash_of(const Prompts& prompts) {
@@ -148,7 +148,10 @@ Prompts open_prompts(const deck::LoadedDeck& loaded) {
   const deck::Deck& deck = loaded.deck;
   const auto files = prompt_files(loaded);
   auto known = tokenizers_of_model(deck);
-  if (deck.reward.kind == deck::RewardKind::model) known.push_back(tokenizer_of_judge(loaded));
+  if (deck.reward.kind == deck::RewardKind::model)
+    known.push_back(tokenizer_of_judge(loaded, "reward.model", *deck.reward.model));
+  if (deck.task.critic)
+    known.push_back(tokenizer_of_judge(loaded, "task.critic", *deck.task.critic));
   const auto path = common_tokenizer(loaded, known);
   if (!path) {
     throw DataError(fmt::format(

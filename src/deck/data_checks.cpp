@@ -285,6 +285,13 @@ class DataChecker : DeckChecker {
   void answers() {
     const TaskSection& task = deck_.task;
     const RolloutSection& rollout = deck_.rollout;
+    if (task.kind == TaskKind::values) {
+      problem(
+          "task.kind",
+          "task.kind = \"values\" is of the critic that a run of \"ppo\" trains beside its model "
+          "(use that, with task.critic)");
+      return;
+    }
     idle_without_answers();
     if (!draws_answers(task.kind)) return;
     if (!rollout.tokens && usable({"rollout.tokens"})) {
@@ -323,14 +330,38 @@ class DataChecker : DeckChecker {
               "rollout.field has no effect with rollout.chat, which finds the prompt (leave it "
               "out)");
     rewards();
+    critic();
+  }
+
+  /// What says which rewards are expected, if that is a model of its own.
+  void critic() {
+    const TaskSection& task = deck_.task;
+    if (!has_values(task.kind)) return;
+    if (!task.critic) {
+      if (task.critic_lr)
+        problem("task.critic_lr",
+                "task.critic_lr has no effect without task.critic (leave it out)");
+      return;
+    }
+    if (task.value_loss != TaskSection{}.value_loss) {
+      problem("task.value_loss",
+              "task.value_loss has no effect with task.critic, whose loss is nothing else (give "
+              "task.critic_lr)");
+    }
+    if (deck_.precision.compute == Precision::f16 && usable({"precision.compute"})) {
+      problem("precision.compute",
+              "precision.compute = \"f16\" does not go with task.critic, whose losses would need a "
+              "scale of their own (use \"bf16\" or \"f32\")");
+    }
   }
 
   /// Keys that have an effect only where the model draws answers.
   void idle_without_answers() {
     constexpr std::array<std::string_view, 4> kOfTask = {"task.mean", "task.scale_rewards",
-                                                         "task.clip", "task.kl"},
-                                              kOfValues = {"task.gamma", "task.lambda",
-                                                           "task.value_loss", "task.value_clip"};
+                                                         "task.clip", "task.kl"};
+    constexpr std::array<std::string_view, 6> kOfValues = {"task.gamma",      "task.lambda",
+                                                           "task.value_loss", "task.value_clip",
+                                                           "task.critic",     "task.critic_lr"};
     const TaskKind kind = deck_.task.kind;
     const Deck unset;
     for (const SchemaRow& row : schema_rows()) {

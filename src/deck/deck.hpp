@@ -231,6 +231,8 @@ struct TaskSection {
   double kl = 0;
   double gamma = 1, lambda = 0.95;            // of advantages
   double value_loss = 0.1, value_clip = 0.2;  // of estimated values
+  std::optional<std::string> critic;          // a directory of a model that estimates them
+  std::optional<double> critic_lr;            // with a critic; loading makes it optimizer.lr
   bool operator==(const TaskSection&) const = default;
 };
 

@@ -201,6 +201,7 @@ class Resolver {
     const bool without = has_pairs(task.kind) || moe.bias;
     if (without && moe.experts > 0 && !loaded_.explicitly_set("moe.aux_loss")) moe.aux_loss = 0;
     if (draws_answers(task.kind)) derive_answers();
+    if (open("task.critic_lr") && task.critic) task.critic_lr = loaded_.deck.optimizer.lr;
     if (!has_own_head(task.kind)) return;
     const bool classes = has_classes(task.kind);
     if (open("task.pooling") && pools(task.kind))

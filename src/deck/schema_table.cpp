@@ -585,8 +585,9 @@ constexpr SchemaRow kRows[] = {
         "output is (Bradley and Terry 1952); or grpo (Shao et al. 2024): the model answers each "
         "prompt several times, and learns to say what had a higher reward than the mean of these; "
         "or ppo (Schulman et al. 2017; Ouyang et al. 2022): it learns to say what had a higher "
-        "reward than it expected, which a number beside each token's output says (value_head, 0 at "
-        "the start, of the same layers)",
+        "reward than was expected, which a number beside each token's output says (value_head, 0 "
+        "at the start, of the same layers), or task.critic; values is what a critic learns, and "
+        "not for decks",
         {.on_resume = architecture}),
     row<&Deck::task, &TaskSection::labels>(
         "task.labels",
@@ -683,6 +684,20 @@ constexpr SchemaRow kRows[] = {
         "of ppo with rollout.steps above 1: an expected reward counts no longer once it has moved "
         "so far from what it was when the answer was drawn, unless it went the wrong way",
         {.limits = as_f32(above(0)), .on_resume = event}),
+    row<&Deck::task, &TaskSection::critic>(
+        "task.critic",
+        "of ppo: a directory in Hugging Face's format, of the tokenizer of model.init_from, of a "
+        "model that is trained beside the other to say which rewards are to come: one that "
+        "task.kind = \"reward\" has trained, whose head it begins with, or one of language, whose "
+        "head is new. It is divided among ranks, offloaded and updated as the model that answers "
+        "is, all of it, also beside adapters",
+        {.unset = "a number beside each token's output, of the same layers",
+         .on_resume = architecture}),
+    row<&Deck::task, &TaskSection::critic_lr>("task.critic_lr",
+                                              "the critic's in the place of optimizer.lr",
+                                              {.limits = as_f32(above(0)),
+                                               .unset = "with task.critic: optimizer.lr",
+                                               .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::samples>(
         "rollout.samples",
         "answers to each prompt, in one step, of grpo at least 2; batch.global is a multiple",

@@ -59,8 +59,9 @@ enum class Documents { joined, separate };
 /// What a model learns: the next token, tokens that are masked (Devlin et al. 2019), the classes of
 /// documents or of their words, which of two answers is preferred (Rafailov et al. 2023; Azar et
 /// al. 2023), or by how much (Ouyang et al. 2022), or which of its own answers are rewarded, beside
-/// others (Shao et al. 2024) or by what it expected (Schulman et al. 2017).
-enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward, grpo, ppo };
+/// others (Shao et al. 2024) or by what it expected (Schulman et al. 2017). `values` is of no deck
+/// that is given, but of the critic that the last one may train beside the model.
+enum class TaskKind { lm, mlm, classify, tokens, dpo, ipo, reward, grpo, ppo, values };
 /// Whether outputs are classes.
 constexpr bool has_classes(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::tokens;
@@ -76,8 +77,12 @@ constexpr bool has_pairs(TaskKind kind) { return has_reference(kind) || kind == 
 constexpr bool draws_answers(TaskKind kind) {
   return kind == TaskKind::grpo || kind == TaskKind::ppo;
 }
-/// Whether the model also says what rewards it expects.
+/// Whether answers are compared with the rewards that were expected.
 constexpr bool has_values(TaskKind kind) { return kind == TaskKind::ppo; }
+/// Whether each token, or document, has a single output, which is no class.
+constexpr bool has_one_output(TaskKind kind) {
+  return kind == TaskKind::reward || kind == TaskKind::values;
+}
 /// Whether the model is one that continues text, whatever it learns of that.
 constexpr bool is_of_language(TaskKind kind) {
   return kind == TaskKind::lm || has_reference(kind) || draws_answers(kind);
@@ -87,10 +92,10 @@ constexpr bool pools(TaskKind kind) {
   return kind == TaskKind::classify || kind == TaskKind::reward;
 }
 /// Whether outputs are something else than tokens.
-constexpr bool has_own_head(TaskKind kind) { return has_classes(kind) || pools(kind); }
+constexpr bool has_own_head(TaskKind kind) { return has_classes(kind) || has_one_output(kind); }
 /// Whether a sample is one document, followed by padding, unless batch.token_budget fills it.
 constexpr bool one_document_each(TaskKind kind) {
-  return has_classes(kind) || has_pairs(kind) || draws_answers(kind);
+  return has_classes(kind) || has_pairs(kind) || draws_answers(kind) || kind == TaskKind::values;
 }
 /// The mean loss of answers: of the means of their tokens, or of all tokens.
 enum class AnswerMean { answers, tokens };
@@ -208,7 +213,8 @@ struct EnumWords<deck::TaskKind> {
   static constexpr std::array table = {
       std::pair{lm, "lm"},         std::pair{mlm, "mlm"},   std::pair{classify, "classify"},
       std::pair{tokens, "tokens"}, std::pair{dpo, "dpo"},   std::pair{ipo, "ipo"},
-      std::pair{reward, "reward"}, std::pair{grpo, "grpo"}, std::pair{ppo, "ppo"}};
+      std::pair{reward, "reward"}, std::pair{grpo, "grpo"}, std::pair{ppo, "ppo"},
+      std::pair{values, "values"}};
 };
 template <>
 struct EnumWords<deck::AnswerMean> {

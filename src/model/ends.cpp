@@ -184,12 +184,26 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const EmbedWeights& w,
 
 namespace {
 
+/// The product that makes values, and its gradients: beside tokens' outputs, or of a model that has
+/// no others, whose matrix is padded.
+struct ValueProduct {
+  View x;             // (..., C)
+  View weight, bias;  // (N, C), of which the first row counts
+  View d_weight, d_bias;
+
+  /// A matrix of x's rows, with its other axes.
+  View like_x(const View& v) const {
+    return x.rank == 3 ? v.reshaped({x.extent(0), x.extent(1), v.cols()}) : v;
+  }
+};
+
 /// Into (B T) f32.
-void make_values(UnitContext& u, const HeadWeights& w, const View& h, const View& values) {
-  u.run(Linear{.x = h,
-               .weight = w.value_w,
-               .bias = w.value_b,
-               .y = values.reshaped({h.extent(0), h.extent(1), 1})});
+void make_values(UnitContext& u, const ValueProduct& p, const View& values) {
+  const std::int64_t rows = p.x.rows(), outputs = p.weight.rows();
+  const View column = values.reshaped({rows, 1});
+  const View made = outputs == 1 ? column : u.tensor(Keep::transient, DType::f32, {rows, outputs});
+  u.run(Linear{.x = p.x, .weight = p.weight, .bias = p.bias, .y = p.like_x(made)});
+  if (outputs > 1) u.run(Convert{.x = made.col_range(0, 1), .out = column});
 }
 
 /// What the output matrix reads, and what backward needs of how it came to be.
@@ -473,14 +487,13 @@ JudgedTargets judge_targets(UnitContext& u, const ModelConfig& c, const HeadWeig
   return made;
 }
 
-/// Adds losses of values to those of targets, and the gradient of what made them to d_h, of this
-/// rank's positions. All tensor ranks compute it alike.
-void value_backward(UnitContext& u, const HeadWeights& w, const View& h, const View& losses,
-                    const View& d_h, const HeadWeights& g, Write write) {
+/// Losses of values, and the gradient of what made them. All tensor ranks compute it alike.
+View value_backward(UnitContext& u, const ValueProduct& p, const View& losses, Write to_losses,
+                    Write write) {
   const MicroBatch& batch = u.micro_batch();
-  const View values = u.tensor(Keep::transient, DType::f32, {h.extent(0) * h.extent(1)});
-  make_values(u, w, h, values);
-  View d_values = u.tensor(Keep::transient, DType::f32, {h.extent(0), h.extent(1), 1});
+  const View values = u.tensor(Keep::transient, DType::f32, {p.x.rows()}),
+             slopes = u.tensor(Keep::transient, DType::f32, {p.x.rows()});
+  make_values(u, p, values);
   u.run(ValueLoss{.values = values,
                   .targets = batch.targets,
                   .returns = batch.returns,
@@ -488,25 +501,39 @@ void value_backward(UnitContext& u, const HeadWeights& w, const View& h, const V
                   .drawn = batch.drawn_values,
                   .scale = u.scale,
                   .losses = losses,
-                  .slopes = d_values,
+                  .slopes = slopes,
+                  .write = to_losses,
                   .terms = *u.value});
-  if (u.compute() != DType::f32) {
-    const View rounded = u.activation(Keep::transient, 1);
-    u.run(Convert{.x = d_values, .out = rounded});
-    d_values = rounded;
-  }
-  const View d_read = u.activation(Keep::transient, h.cols());
-  u.run(LinearBackwardInput{.d_y = d_values, .weight = w.value_w, .d_x = d_read});
+  const View d_y = u.tensor(Keep::transient, u.compute(), {p.x.rows(), p.weight.rows()}),
+             d_x = u.tensor(Keep::transient, u.compute(), {p.x.rows(), p.x.cols()});
+  if (d_y.cols() > 1) u.run(Fill{.out = d_y});
+  u.run(Convert{.x = slopes.reshaped({p.x.rows(), 1}), .out = d_y.col_range(0, 1)});
+  u.run(LinearBackwardInput{.d_y = p.like_x(d_y), .weight = p.weight, .d_x = p.like_x(d_x)});
   u.run(LinearBackwardWeight{
-      .d_y = d_values, .x = h, .d_weight = g.value_w, .d_bias = g.value_b, .write = write});
-  u.run(Convert{.x = own_positions(u, d_read), .out = d_h, .write = Write::add});
+      .d_y = p.like_x(d_y), .x = p.x, .d_weight = p.d_weight, .d_bias = p.d_bias, .write = write});
+  return p.like_x(d_x);
+}
+
+/// What makes values of the last norm's output beside tokens.
+ValueProduct value_head(const HeadWeights& w, const HeadInput& n, const HeadWeights& g) {
+  return {
+      .x = n.h, .weight = w.value_w, .bias = w.value_b, .d_weight = g.value_w, .d_bias = g.value_b};
+}
+/// Of a model whose only output is a value.
+ValueProduct value_output(const HeadWeights& w, const HeadInput& n, const HeadWeights& g) {
+  return {.x = n.x,
+          .weight = w.matrix[0],
+          .bias = bias_of(w, 0),
+          .d_weight = g.matrix.empty() ? View() : g.matrix[0],
+          .d_bias = g.matrix.empty() ? View() : bias_of(g, 0)};
 }
 
 }  // namespace
 
 void head_values(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                  const View& out) {
-  make_values(u, w, head_input(u, c, w, in).h, out);
+  const HeadInput n = head_input(u, c, w, in);
+  make_values(u, c.head.values ? value_head(w, n, {}) : value_output(w, n, {}), out);
 }
 
 void head_scores(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
@@ -611,9 +638,32 @@ class OutputsGradient {
 
 }  // namespace
 
+/// The gradient of what the head reads, at this rank's positions, from that of its norm's output.
+static View norm_of_head_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
+                                  const HeadInput& n, const View& d_h, const HeadWeights& g,
+                                  Write write) {
+  if (!c.final_norm()) return d_h;
+  PartialGradients partial(u, write);
+  const View d_sum = norm_backward(u, c, partial,
+                                   {.d_out = d_h,
+                                    .d_resid = {},
+                                    .sum = n.sum,
+                                    .weight = w.norm_w,
+                                    .stats = n.stats,
+                                    .d_weight = g.norm_w,
+                                    .d_bias = g.norm_b});
+  partial.finish();
+  return d_sum;
+}
+
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const HeadWeights& g, Write write) {
   const HeadInput n = head_input(u, c, w, in);
+  if (u.value && !c.head.values) {
+    const View d_x = value_backward(u, value_output(w, n, g), losses, Write::overwrite, write);
+    return norm_of_head_backward(u, c, w, n, head_input_backward(u, c, w, n, d_x, g, write), g,
+                                 write);
+  }
   std::optional<JudgedTargets> judged;
   if (u.preference || u.policy) judged = judge_targets(u, c, w, n.x, losses);
   OutputsGradient d_x(u, c, n.x.rows());
@@ -638,19 +688,11 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
   for (ShareSum& sum : d_matrix) sum.finish(write);
   for (ShareSum& sum : d_bias) sum.finish(write);
   const View d_h = head_input_backward(u, c, w, n, d_x.finish(), g, write);
-  if (u.value) value_backward(u, w, n.h, losses, d_h, g, write);
-  if (!c.final_norm()) return d_h;
-  PartialGradients partial(u, write);
-  const View d_sum = norm_backward(u, c, partial,
-                                   {.d_out = d_h,
-                                    .d_resid = {},
-                                    .sum = n.sum,
-                                    .weight = w.norm_w,
-                                    .stats = n.stats,
-                                    .d_weight = g.norm_w,
-                                    .d_bias = g.norm_b});
-  partial.finish();
-  return d_sum;
+  if (u.value) {
+    const View d_read = value_backward(u, value_head(w, n, g), losses, Write::add, write);
+    u.run(Convert{.x = own_positions(u, d_read), .out = d_h, .write = Write::add});
+  }
+  return norm_of_head_backward(u, c, w, n, d_h, g, write);
 }
 
 View carry_sum(UnitContext& u, const ModelConfig& c, Carry in) {

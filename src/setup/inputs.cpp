@@ -173,12 +173,12 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
                       .residual = static_cast<float>(m.dropout_residual)},
           .init_std = static_cast<float>(m.init_std),
           .head = {.pooling = task.pooling.value_or(Pooling::none),
-                   .labels = task.kind == deck::TaskKind::reward ? 1 : task.labels.value_or(0),
+                   .labels = deck::has_one_output(task.kind) ? 1 : task.labels.value_or(0),
                    .hidden = m.head_hidden,
                    .activation = m.head_activation,
                    .norm = m.head_norm,
                    .bias = m.head_bias,
-                   .values = deck::has_values(task.kind)},
+                   .values = deck::has_values(task.kind) && !task.critic},
           .adapter = adapter_config(m.adapter),
           .frozen = m.frozen.layers,
           .init = m.init};
@@ -232,14 +232,18 @@ namespace {
 
 plan::PolicyInputs policy_inputs(const deck::Deck& deck) {
   const deck::TaskSection& task = deck.task;
-  const bool values = deck::has_values(task.kind);  // rewards have the divergence in them then
+  const bool expects = deck::has_values(task.kind),  // rewards have the divergence in them then
+      critic = task.kind == deck::TaskKind::values;
+  std::optional<kernels::PolicyTerms> terms;
+  if (!critic)
+    terms = {.low = static_cast<float>(task.clip[0]),
+             .high = static_cast<float>(task.clip[1]),
+             .kl = expects ? 0 : static_cast<float>(task.kl)};
   std::optional<kernels::ValueTerms> value;
-  if (values)
-    value = {.weight = static_cast<float>(task.value_loss),
+  if (critic || (expects && !task.critic))
+    value = {.weight = critic ? 1 : static_cast<float>(task.value_loss),
              .clip = static_cast<float>(task.value_clip)};
-  return {.terms = {.low = static_cast<float>(task.clip[0]),
-                    .high = static_cast<float>(task.clip[1]),
-                    .kl = values ? 0 : static_cast<float>(task.kl)},
+  return {.terms = terms,
           .value = value,
           .weighted = deck.task.mean == deck::AnswerMean::answers,
           .drawn_before = deck.rollout.steps > 1};
@@ -363,7 +367,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   } else {
     in.loss_terms = {.label_smoothing = smoothing, .z_loss = static_cast<float>(deck.task.z_loss)};
   }
-  if (deck::draws_answers(deck.task.kind)) in.policy = policy_inputs(deck);
+  if (deck::draws_answers(deck.task.kind) || deck.task.kind == deck::TaskKind::values)
+    in.policy = policy_inputs(deck);
   // Gradients are divided by the targets that count, of which masked tokens are a known share.
   const double counted =
       deck.task.kind == deck::TaskKind::mlm ? deck.task.masked.value_or(1.0) : 1.0;

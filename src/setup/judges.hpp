@@ -14,6 +14,11 @@ deck::LoadedDeck reference_deck(const deck::LoadedDeck& loaded);
 /// does not go with the layout.
 deck::LoadedDeck reward_deck(const deck::LoadedDeck& loaded, std::int64_t ranks);
 
+/// The deck of task.critic, whose kind is TaskKind::values: on the layout of the run, all of it
+/// updated as the model that answers is, with task.critic_lr. DeckError as of reward_deck(); a
+/// directory without a head that scores gets a new one.
+deck::LoadedDeck critic_deck(const deck::LoadedDeck& loaded, std::int64_t ranks);
+
 /// Of as many answers at once as a step has: `scores` of these.
 plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks);
 /// Losses by what a model's adapters are beside.

@@ -39,6 +39,7 @@ std::optional<Course::MovedRate> Course::rate_moved_by_length(const deck::Deck& 
 void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {
   progress = {.step = h.step,
               .applied = h.applied_updates,
+              .critic_updates = h.critic_updates,
               .samples = h.samples,
               .tokens = h.tokens,
               .skipped = h.skipped_samples,
@@ -55,6 +56,7 @@ void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {
 void Course::save_to(io::CheckpointHeader& h) const {
   h.step = progress.step;
   h.applied_updates = progress.applied;
+  h.critic_updates = progress.critic_updates;
   h.samples = progress.samples;
   h.tokens = progress.tokens;
   h.loss_scale = scaler.state().scale;

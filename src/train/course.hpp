@@ -18,6 +18,7 @@ namespace tessera::train {
 struct Progress {
   std::int64_t step = 0;     // attempts
   std::int64_t applied = 0;  // updates
+  std::int64_t critic_updates = 0;
   std::int64_t samples = 0;
   std::int64_t tokens = 0;
   std::vector<Range> skipped;  // samples that rollbacks have passed over

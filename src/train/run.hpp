@@ -58,7 +58,7 @@ struct Run {
   std::string traffic;   // how what the deck left open was settled, for people
   double gemm_rate = 0;  // of a rank in flop/s, where settling it took measuring; 0: not known
   std::optional<Engine> engine;
-  plan::ArenaBytes beside{};  // of models that are only asked
+  plan::ArenaBytes beside{};  // of models beside the run's: those that are asked, and a critic
 };
 
 }  // namespace tessera::train

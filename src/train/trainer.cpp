@@ -96,6 +96,9 @@ void Trainer::start_or_resume() {
   if (!from) {
     for (const auto& note : set_initial_state(run_.deck, control, engine.state()))
       run_.log.say(note);
+    if (Critic* critic = this->critic()) {
+      for (const auto& note : critic->begin()) run_.log.say(note);
+    }
     source_ = source_of(run_.deck);
     if (!source_.empty()) say_source("begin as");
     guards_->begin(nullptr, true);
@@ -239,9 +242,13 @@ StepResult Trainer::run_step() {
   input.set(StepFlag::no_tokens, unreadable != nullptr);
   StepProfile* profile = profiler_->begin(step);
   Executor::Hooks hooks = faults_->hooks(prepared);
-  if (before) hooks.save = saves_->open(*before);
+  if (before) {
+    saves_->open(*before);
+    hooks.save = saves_->tiles_of(run_.engine->unsettled_state());
+  }
   const StepOutput output = run_.engine->run(prepared, input, tokens_->current(), hooks, profile);
   StepTimes times = output.times;
+  const auto critic = train_critic(prepared.plan().shape.purpose, times);
   times.data_exposed += waited;
   times.total += waited;
   if (before) saves_->begin_snapshot(*before, times);  // whatever became of the step
@@ -253,7 +260,18 @@ StepResult Trainer::run_step() {
     });
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
-  return finish_step(prepared.plan(), output, input, lr, times);
+  return finish_step(prepared.plan(), output, input, lr, times, critic);
+}
+
+std::optional<Critic::Step> Trainer::train_critic(plan::PlanPurpose purpose, StepTimes& times) {
+  Critic* critic = this->critic();
+  if (critic == nullptr) return std::nullopt;
+  Executor::SaveTile save;
+  if (purpose == plan::PlanPurpose::train_snapshot)
+    save = saves_->tiles_of(critic->unsettled_state());
+  Critic::Step step = critic->train(purpose, tokens_->current(), save);
+  times.add(step.times);
+  return step;
 }
 
 /// A step takes from the end of the one before to its own end, so that nothing is left out but
@@ -268,8 +286,13 @@ void Trainer::measure_to_end(StepTimes& times) {
 }
 
 /// The round that the step learned from, and what it says of the model since.
-RolloutSummary Trainer::rollout_of(const plan::Plan& plan, const StepOutput& output) const {
+RolloutSummary Trainer::rollout_of(const plan::Plan& plan, const StepOutput& output,
+                                   const std::optional<Critic::Step>& critic) const {
   RolloutSummary summary = rollouts_->summary();
+  if (critic) {
+    summary.critic_loss = critic->loss, summary.critic_norm = critic->grad_norm;
+    summary.critic_applied = critic->applied;
+  }
   if (!plan.statistics) return summary;
   summary.clipped = output.policy(0);
   summary.moved = output.policy(1);
@@ -277,28 +300,30 @@ RolloutSummary Trainer::rollout_of(const plan::Plan& plan, const StepOutput& out
 }
 
 StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output,
-                                const StepInput& input, double lr, const StepTimes& times) {
+                                const StepInput& input, double lr, const StepTimes& times,
+                                const std::optional<Critic::Step>& critic) {
   Course& course = run_.course;
   const auto targets = static_cast<double>(output.targets());
   const auto all_targets = static_cast<double>(plan::targets_of(plan));
   std::vector<LossSum> tallies;
   for (std::int64_t i = 0; i < output.tallies; ++i) tallies.push_back(output.losses_of(i));
-  const StepResult result{
-      .loss = output.losses().mean(),
-      .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / course.scaler.scale() *
-                   (all_targets / targets),
-      .lr = lr,
-      .targets = output.losses().targets,
-      .by_corpus = std::move(tallies),
-      .choices = output.choices,
-      .preferences = plan.statistics && rollouts_ == nullptr
-                         ? std::optional(output.preferences().means())
-                         : std::nullopt,
-      .rollout = rollouts_ != nullptr ? std::optional(rollout_of(plan, output)) : std::nullopt,
-      .applied = output.applied,
-      .times = times,
-      .input = input,
-      .shape = plan.shape};
+  const StepResult result{.loss = output.losses().mean(),
+                          .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) /
+                                       course.scaler.scale() * (all_targets / targets),
+                          .lr = lr,
+                          .targets = output.losses().targets,
+                          .by_corpus = std::move(tallies),
+                          .choices = output.choices,
+                          .preferences = plan.statistics && rollouts_ == nullptr
+                                             ? std::optional(output.preferences().means())
+                                             : std::nullopt,
+                          .rollout = rollouts_ != nullptr
+                                         ? std::optional(rollout_of(plan, output, critic))
+                                         : std::nullopt,
+                          .applied = output.applied,
+                          .times = times,
+                          .input = input,
+                          .shape = plan.shape};
   course.count_step(result.applied);
   stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
   if (saves_->active() && output.count(plan::StepFlag::saved) == run_.control.size())

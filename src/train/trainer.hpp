@@ -40,14 +40,20 @@ class Trainer {
     return stop_agreed_ && !run_.course.over() && (rollouts_ == nullptr || rollouts_->round_over());
   }
   ExitCode stop_on_request();
+  /// nullptr where no other model than the run's is trained.
+  Critic* critic() const { return rollouts_ == nullptr ? nullptr : rollouts_->critic(); }
   StepResult run_step();
   double learning_rate() const;
   StepInput step_input(const plan::Plan& plan, double lr) const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
   void measure_to_end(StepTimes& times);
-  RolloutSummary rollout_of(const plan::Plan& plan, const StepOutput& output) const;
+  /// The critic's part of the step, whose times are added to the other model's.
+  std::optional<Critic::Step> train_critic(plan::PlanPurpose purpose, StepTimes& times);
+  RolloutSummary rollout_of(const plan::Plan& plan, const StepOutput& output,
+                            const std::optional<Critic::Step>& critic) const;
   StepResult finish_step(const plan::Plan& plan, const StepOutput& output, const StepInput& input,
-                         double lr, const StepTimes& times);
+                         double lr, const StepTimes& times,
+                         const std::optional<Critic::Step>& critic);
   void after_step(const StepResult& result);
   void keep_answers();
   void evaluate_if_due();
@@ -59,7 +65,7 @@ class Trainer {
   std::optional<FaultInjection> faults_;
   std::optional<Profiler> profiler_;
   std::unique_ptr<data::StepSource> tokens_;
-  const Rollouts* rollouts_ = nullptr;  // where the model draws them
+  Rollouts* rollouts_ = nullptr;  // where the model draws them
   std::optional<Saves> saves_;
   std::optional<Guards> guards_;
   StopRequests stop_;

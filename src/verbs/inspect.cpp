@@ -105,6 +105,9 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   fmt::print("{}{}", written_text(path, s.header), deck_text(s.header.deck, path.string()));
   if (!s.header.source.empty()) fmt::print("weights    from {}\n", printable(s.header.source));
   fmt::print("{}", tokenizer_text(data::tokenizer_of_checkpoint(path)));
+  if (s.header.critic_updates > 0)
+    fmt::print("critic     {}, its tensors are those called critic.*\n",
+               count_text(s.header.critic_updates, "update"));
   for (const auto& state : s.states) {
     fmt::print("  {:<12}{:<6}{:>6} tensors {:>14} elements {:>12}\n", state.state,
                to_string(state.type), state.tensors, state.elements, human_bytes(state.bytes));

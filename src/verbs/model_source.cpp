@@ -103,7 +103,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
     throw train::no_averaged_weights(found->path);
   const auto names = data::labels_of_checkpoint(found->path);
   const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
-    checkpoint->read(p.name, train::weights_in(*checkpoint, p, weights), range, DType::f32,
+    checkpoint->read(p.name, train::weights_in(*checkpoint, p.name, weights), range, DType::f32,
                      std::as_writable_bytes(out));
   };
   const auto place_of = [path = found->path](const model::ParamDesc& p, std::int64_t element) {

@@ -43,7 +43,7 @@ std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
   return bytes == nullptr ? std::nullopt : std::optional(bytes->count);
 }
 
-Planner make_planner(const LayoutOptions& layout) {
+Planner make_planner(const LayoutOptions& layout, bool generates) {
   Planner p;
   p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, setup::read_architecture);
   setup::check_on_ranks(p.loaded, layout.ranks);
@@ -58,8 +58,9 @@ Planner make_planner(const LayoutOptions& layout) {
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
   for (int i = 0; i < cores_each(alone); ++i) {
-    auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads,
-                                                  deck::draws_answers(p.loaded.deck.task.kind));
+    auto planning =
+        backend::make_planning_device(p.loaded.deck.run.backend, threads,
+                                      generates || deck::draws_answers(p.loaded.deck.task.kind));
     p.devices.push_back(std::move(planning.device));
     p.nccl = planning.nccl;
     p.device_is_host = planning.device_is_host;

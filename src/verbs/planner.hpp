@@ -47,7 +47,8 @@ std::string phase_text(const Planner& planner, const plan::PlanShape& shape);
 /// Bytes of memory.device; nothing where the deck does not give a number.
 std::optional<std::int64_t> device_budget(const deck::Deck& deck);
 
-/// Throws DeckError where the deck does not fit the ranks, or the ranks the nodes.
-Planner make_planner(const LayoutOptions& layout);
+/// Throws DeckError where the deck does not fit the ranks, or the ranks the nodes. `generates`: for
+/// plans of generation, as of decks whose model draws answers.
+Planner make_planner(const LayoutOptions& layout, bool generates = false);
 
 }  // namespace tessera::verbs

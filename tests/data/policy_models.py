@@ -20,6 +20,10 @@ KINDS = {
                                "value_clip": 0.02, "value_loss": 1.0}, 2, None),
     "value_lora": ("llama", {"kind": "ppo", "kl": 0.1}, 2,
                    {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["*.attention.?.weight", "*.mlp.*"]}),
+    "critic": ("gpt2", {"kind": "ppo", "kl": 0.2, "gamma": 0.9, "lambda": 0.8, "critic": "gpt2",
+                        "critic_lr": 2e-3}, 1, None),
+    "critic_rounds": ("llama", {"kind": "ppo", "mean": "tokens", "scale_rewards": False, "clip": [0.1, 0.2],
+                                "value_clip": 0.06, "critic": "gpt2", "critic_lr": 2e-4}, 2, None),
     "lora": ("llama", {"kl": 0.5, "mean": "tokens"}, 2,
              {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["*.attention.?.weight", "*.mlp.*"]}),
 }
@@ -48,6 +52,8 @@ def write(directory, bytes_tokenizer):
 
 def deck(name, directory):
     model, task, steps, adapter = KINDS[name]
+    if "critic" in task:
+        task = {**task, "critic": str(directory / task["critic"])}
     made = {"run": {"steps": STEPS, "seed": 8, "backend": "debug"},
             "model": {"init_from": str(directory / model), "dropout": 0.0},
             "task": {"kind": "grpo", **task},

@@ -48,7 +48,8 @@ class Oracle(PolicyTest):
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is, or as one rounding of
         # a number of 8 is.
         bound = {key: 8 * max(2**-24 * 8, *(abs(a[key] - b[key]) for a, b in zip(
-            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl", "explained", "moved")}
+            want["float32"], want["float64"]))) for key in ("loss", "grad_norm", "entropy", "kl", "explained", "moved",
+                                                            *(k for k in want["float64"][0] if k.startswith("critic")))}
         for number, (ranks, layout) in enumerate(some_of(layouts)):
             with self.subTest(kind=kind, ranks=ranks, **layout):
                 name = f"{kind}_{number}"
@@ -56,7 +57,7 @@ class Oracle(PolicyTest):
                 answers = models.rollouts(self.dir / name)
                 self.assertEqual([[a["token_ids"] for a in step] for step in answers], want["token_ids"])
                 for step, of_step, true in zip(self.steps_of(name), answers, want["float64"], strict=True):
-                    said = {**step, **{key: step["rollout"][key] or 0.0 for key in ("entropy", "kl", "explained", "moved")}}
+                    said = {**step, **{key: step["rollout"][key] or 0.0 for key in bound if key in step["rollout"]}}
                     for key in bound:
                         self.assertLess(abs(said[key] - true[key]), bound[key], (key, step["step"]))
                     # No ratio is within a rounding of its bound.
@@ -91,6 +92,14 @@ class Oracle(PolicyTest):
         want = json.loads((models.ORACLE / "policy.json").read_text())["value_rounds"]["float64"]
         self.assertGreater(max(step["values_clipped"] for step in want), 0.1)
 
+    def test_a_critic_of_its_own(self):
+        self.compare("critic", (*LAYOUTS, KEPT_BY_NODES, (4, {"parallel__data": 2, "parallel__context": 2})))
+
+    def test_a_critic_in_rounds(self):
+        self.compare("critic_rounds", LAYOUTS[1:8:2])
+        want = json.loads((models.ORACLE / "policy.json").read_text())["critic_rounds"]["float64"]
+        self.assertGreater(max(step["values_clipped"] for step in want), 0.1)
+
     def test_values_beside_adapters(self):
         self.compare("value_lora", LAYOUTS[:7:2])
 
@@ -98,7 +107,7 @@ class Oracle(PolicyTest):
 class Bits(PolicyTest):
     def test_every_layout_and_restart_has_the_same_bits(self):
         for kind, compute in (("answers", "f32"), ("rounds", "f32"), ("lora", "bf16"),
-                              ("values", "bf16"), ("value_lora", "f32")):
+                              ("values", "bf16"), ("value_lora", "f32"), ("critic_rounds", "bf16")):
             fixed = {**ANY_LAYOUT, "precision__compute": compute, "run__steps": 6,
                      "rollout__keep_every": 1}
             want = self.train(1, self.deck_of(f"{kind}_one", kind, **fixed))
@@ -377,7 +386,8 @@ class ThreeDecks(RunTest):
                           data=self.tokens("pairs", pairs, "--chat", "chatml", "--pairs"),
                           batch={"micro": 2, "global": 4})
         (self.dir / "prompts.jsonl").write_text("".join(json.dumps({"prompt": a}) + "\n" for a in animals))
-        aligned = self.made("aligned", **adam(1e-3), task={"kind": "ppo", "kl": 0.05}, model={"init_from": tuned},
+        aligned = self.made("aligned", **adam(1e-3), model={"init_from": tuned},
+                            task={"kind": "ppo", "kl": 0.05, "critic": judge, "critic_lr": 3e-3},
                             adapter={"kind": "lora", "rank": 4, "targets": ["*"]}, zero={"stage": 3},
                             data={"train": [str(self.dir / "prompts.jsonl")]},
                             reward={"kind": "model", "model": judge}, run={"steps": 40},
@@ -397,6 +407,25 @@ class ThreeDecks(RunTest):
 
 
 class Refused(PolicyTest):
+    def test_keys_of_critics(self):
+        for text, kind, changes in (
+                ('task.kind = "values" is of the critic', "values", {"task__kind": "values"}),
+                ('task.critic has no effect with task.kind = "grpo"', "answers", {"task__critic": "gpt2"}),
+                ("task.critic_lr has no effect without task.critic", "values", {"task__critic_lr": 0.1}),
+                ("task.value_loss has no effect with task.critic", "critic", {"task__value_loss": 0.2}),
+                ('precision.compute = "f16" does not go with task.critic', "critic", {"precision__compute": "f16"}),
+                ("it sees 24 tokens, but batch.sequence = 32", "critic_rounds", {"batch__sequence": 32})):
+            with self.subTest(text):
+                self.assertIn(text, self.run_code(DECK, "train", self.deck_of("refused", kind, **changes), ranks=2))
+        text = self.run_code(0, "check", self.deck_of("checked", "critic"), "--ranks", 2)
+        self.assertIn("for the critic, which is trained too (no part of the above)", text)
+        text = self.run_code(DATA, "train", self.deck_of("few", "critic", task__critic=str(self.dir / "llama")), ranks=2)
+        self.assertRegex(text, r"the model has said token \d+, but one that judges .* knows 197 tokens")
+        (self.dir / "gpt2" / "tokenizer.json").unlink()
+        text = self.run_code(DATA, "train", self.deck_of("other", "critic_rounds"), ranks=2)
+        self.assertIn("task.critic: ", text)
+        self.assertIn("has no tokenizer.json, by which it is known", text)
+
     def test_keys_of_values(self):
         deck = self.deck_of("idle", "answers", task__gamma=0.5)
         self.assertIn('task.gamma has no effect with task.kind = "grpo"',

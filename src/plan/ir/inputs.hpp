@@ -129,10 +129,10 @@ struct DocumentInputs {
 
 /// What is learned of tokens that the model drew.
 struct PolicyInputs {
-  kernels::PolicyTerms terms;
-  std::optional<kernels::ValueTerms> value;  // of values of states, where the model has some
-  bool weighted = false;                     // whether targets weigh differently
-  bool drawn_before = false;                 // by a model that has been updated since
+  std::optional<kernels::PolicyTerms> terms;  // absent where the model says values alone
+  std::optional<kernels::ValueTerms> value;   // of values of states, where the model has some
+  bool weighted = false;                      // whether targets weigh differently
+  bool drawn_before = false;                  // by a model that has been updated since
 };
 
 /// What generation keeps of sequences that it goes on with.
@@ -192,13 +192,13 @@ struct PlanInputs {
   };
   Statistics statistics(const PlanShape& shape) const {
     if (compared(shape)) return {.count = kernels::kPreferenceStats, .of = rows(shape).batch / 2};
-    if (shape.purpose < PlanPurpose::train || !policy || !policy->drawn_before) return {};
+    if (shape.purpose < PlanPurpose::train || most_statistics() == 0) return {};
     return {.count = kernels::kPolicyStats, .of = losses(shape)};
   }
   /// The most of any plan.
   std::int64_t most_statistics() const {
     if (preference) return kernels::kPreferenceStats;
-    return policy && policy->drawn_before ? kernels::kPolicyStats : 0;
+    return policy && policy->terms && policy->drawn_before ? kernels::kPolicyStats : 0;
   }
   /// How many losses a micro-batch has: of its targets, or of its samples where pairs have them.
   std::int64_t losses(const PlanShape& shape) const {

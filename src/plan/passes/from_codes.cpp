@@ -36,6 +36,10 @@ bool with_product(Op& op, F&& f) {
   return false;
 }
 
+/// A device takes some rows of an expert after others.
+constexpr bool is_of_experts(const kernels::ExpertLinear&) { return true; }
+constexpr bool is_of_experts(const kernels::Linear&) { return false; }
+
 /// Whether the codes of a weight in this window are those of whole blocks, `matrices` times.
 bool lies_in_blocks(const View& weight, const kernels::SumQuantized& window,
                     std::int64_t matrices) {
@@ -45,21 +49,23 @@ bool lies_in_blocks(const View& weight, const kernels::SumQuantized& window,
          (matrices == 1 || each % window.format.block == 0);
 }
 
-/// Takes out windows that something else reads.
-void leave_products(Plan& plan, Windows& windows) {
+/// Takes out windows that something else reads, or a product of more rows.
+void leave_products(Plan& plan, const kernels::Device& device, Windows& windows) {
   for (Op& op : plan.ops) {
-    BufferId multiplied = -1;
+    View multiplied;
     with_product(op, [&](const auto& product, std::int64_t matrices) {
       const auto window = windows.find(buffer_of(product.weight));
-      const bool takes =
-          window != windows.end() && lies_in_blocks(product.weight, window->second, matrices);
-      if (takes) multiplied = window->first;
+      const bool takes = window != windows.end() &&
+                         lies_in_blocks(product.weight, window->second, matrices) &&
+                         (is_of_experts(product) || device.multiplies_codes(product.x.rows()));
+      if (takes) multiplied = product.weight;
       return takes;
     });
-    for (const BufferUse& use : uses_of(op)) {
-      if (use.access == kernels::Access::read && use.buffer != multiplied)
-        windows.erase(use.buffer);
-    }
+    each_view(op.call, [&](const View& v, kernels::Access access) {
+      if (v && access == kernels::Access::read &&
+          (v.data != multiplied.data || v.span_bytes() != multiplied.span_bytes()))
+        windows.erase(buffer_of(v));
+    });
   }
 }
 
@@ -89,7 +95,7 @@ void multiply_from_codes(Plan& plan, const PlanInputs& in) {
       !in.device->multiplies_codes(rows.batch * rows.sequence))
     return;
   Windows windows = windows_of(plan);
-  leave_products(plan, windows);
+  leave_products(plan, *in.device, windows);
   for (Op& op : plan.ops)
     with_product(op, [&](auto& product, std::int64_t) { return take_codes(product, windows); });
   std::erase_if(plan.ops, [&](const Op& op) {

@@ -303,13 +303,14 @@ class Scheduler {
          .documents = with_documents ? make("documents", DType::i32, 2 * tokens) : View{},
          .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{},
          .reference = compared.relative() ? make("reference", DType::f64, b) : View{},
-         .advantages = policy() ? make("advantages", DType::f32, targets) : View{},
+         .advantages =
+             policy() && policy()->terms ? make("advantages", DType::f32, targets) : View{},
          .weights = policy() && policy()->weighted ? make("weights of targets", DType::f32, targets)
                                                    : View{},
-         .drawn_losses = policy() && policy()->drawn_before
+         .drawn_losses = policy() && policy()->terms && policy()->drawn_before
                              ? make("losses when drawn", DType::f32, targets)
                              : View{},
-         .reference_losses = policy() && policy()->terms.kl > 0
+         .reference_losses = policy() && policy()->terms && policy()->terms->kl > 0
                                  ? make("losses of the reference", DType::f32, targets)
                                  : View{},
          .returns = policy() && policy()->value ? make("returns", DType::f32, targets) : View{},

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/range_map.hpp"
+#include "plan/proof/codes.hpp"
 #include "plan/proof/error_feedback.hpp"
 #include "plan/proof/gathers.hpp"
 #include "plan/proof/generation.hpp"
@@ -742,6 +743,7 @@ void check(const Plan& plan) {
     check_losses(plan, homes);
   }
   check_published(plan, homes);
+  check_codes(plan, homes);
   check_on_demand(plan);
   check_tiles(plan);
   if (plan.shape.purpose > PlanPurpose::evaluate) GradientCheck(plan, homes).run();

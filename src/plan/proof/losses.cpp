@@ -178,8 +178,9 @@ class LossCheck {
     if (drawn.statistics) says(drawn.statistics);
     slopes_[homes_.home_of(drawn.slopes).buffer] = {.made = at_, .used = {}};
   }
-  /// Losses of values are added to those of the targets that were drawn.
+  /// Losses of values are added to those of the targets that were drawn, or are all that there is.
   void follow(const kernels::ValueLoss& value) {
+    if (value.write == kernels::Write::overwrite) makes(value.losses, value.targets);
     const BufferUse use = homes_.home_of(value.losses);
     const auto found = made_.find(use.buffer);
     if (found == made_.end() || found->second.added + found->second.tallied > 0 ||

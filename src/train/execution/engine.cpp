@@ -249,6 +249,7 @@ std::span<const float> Engine::score(const PreparedPlan& prepared, const data::S
 }
 
 void Engine::settle() {
+  if (beside_ != nullptr) beside_->settle();
   const auto left = std::exchange(work_left_, std::nullopt);
   if (!left) return;
   const PreparedPlan& flush = prepared(*left);

@@ -77,6 +77,14 @@ class Engine {
   /// The state as it is, perhaps without that update: its layout, and snapshots of it.
   const ModelState& unsettled_state() const { return *state_; }
 
+  /// Checkpoints of this engine's state have that of another model beside it (ModelState), and
+  /// state() is that of both.
+  void take_along(Engine& other, std::string prefix) {
+    state_->take_along(*other.state_, std::move(prefix));
+    beside_ = &other;
+  }
+  const Engine* beside() const { return beside_; }
+
   /// The plan of one of the shapes. The last few that were asked for are kept, others made again.
   const PreparedPlan& prepared(const plan::PlanShape& shape) const;
   /// This rank's part of a step of this shape.
@@ -160,6 +168,7 @@ class Engine {
   std::vector<float> scores_;
   std::optional<ModelState> state_;
   std::optional<plan::PlanShape> work_left_;  // by the last step: what does it
+  Engine* beside_ = nullptr;
   Groups groups_;  // they may know the arenas' memory: they end before it
   std::optional<Executor> executor_;
   std::unique_ptr<streams::Streams> streams_;  // last: its threads use the others

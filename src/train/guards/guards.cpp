@@ -42,9 +42,33 @@ void Guards::judge(const StepResult& result) {
   if (!result.applied) return count_skip(result);
   consecutive_skips_ = 0;
   unproven_.reset();
+  judge_critic(result);
   const std::int64_t every = run_.deck.guard.check_replicas;
   if (every > 0 && run_.course.progress.step % every == 0) compare_replicas();
   judge_loss(result.loss);
+}
+
+/// What the other model skips too is its affair.
+void Guards::judge_critic(const StepResult& result) {
+  if (!result.rollout || result.rollout->critic_applied) {
+    critic_skips_ = 0;
+    return;
+  }
+  const std::int64_t step = run_.course.progress.step;
+  ++critic_skips_;
+  run_.log.record(
+      fmt::format("step {}: the critic's gradient is not finite (loss {}, {} in a row): it stays "
+                  "as it is",
+                  step, result.rollout->critic_loss.value_or(0), critic_skips_),
+      {{"event", "fault"}, {"what", "critic"}, {"step", step}, {"why", "gradient not finite"}});
+  run_.control.together([&] {
+    const deck::GuardSection& guard = run_.deck.guard;
+    if (guard.non_finite != deck::NonFinite::stop && critic_skips_ <= guard.max_skips) return;
+    throw NonFiniteError(fmt::format(
+        "{}: the critic's gradient is not finite: lower task.critic_lr, or look at the rewards",
+        critic_skips_ == 1 ? fmt::format("step {}", step)
+                           : fmt::format("steps {} to {}", step - critic_skips_ + 1, step)));
+  });
 }
 
 /// Which tensor of which rank first was not finite in the step that has just run: runs it again and
@@ -140,7 +164,7 @@ bool Guards::return_to_proven() {
   if (!target) return false;
   go_on_from(*target);
   saves_.set_saved_step(progress.step);
-  consecutive_skips_ = 0;
+  consecutive_skips_ = critic_skips_ = 0;
   replicas_equal_at_ = progress.step;
   run_.course.set_length();
   run_.log.record(
@@ -183,6 +207,7 @@ void Guards::roll_back(double loss, double z) {
     });
   }
   saves_.forget_due();  // of a state that is given up
+  critic_skips_ = 0;
   const std::int64_t latest = from - run_.deck.guard.rollback_steps;
   if (saves_.step() <= latest) {
     saves_.finish();  // where to go back to must not depend on how fast a disk is
@@ -226,8 +251,14 @@ void Guards::roll_back(double loss, double z) {
 
 void Guards::compare_replicas() {
   const Progress& progress = run_.course.progress;
-  const auto [elements, difference] =
+  auto [elements, difference] =
       compare_copies(run_.engine->state(), run_.engine->inputs(), run_.control);
+  if (const Engine* beside = run_.engine->beside()) {
+    const auto of_critic =
+        compare_copies(beside->unsettled_state(), beside->inputs(), run_.control);
+    elements += of_critic.elements;
+    if (!difference && of_critic.difference) difference = "of the critic, " + *of_critic.difference;
+  }
   run_.log.event({{"event", "replicas"},
                   {"step", progress.step},
                   {"elements", elements},

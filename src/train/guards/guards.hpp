@@ -37,6 +37,7 @@ class Guards {
   void count_skip(const StepResult& result);
   std::string blame(const StepInput& ran);
   bool return_to_proven();
+  void judge_critic(const StepResult& result);
   void judge_loss(double loss);
   void roll_back(double loss, double z);
   void go_on_from(const LoadedCheckpoint& from);
@@ -47,6 +48,7 @@ class Guards {
   FaultInjection& faults_;
   data::StepSource& tokens_;
   std::int64_t consecutive_skips_ = 0;
+  std::int64_t critic_skips_ = 0;  // in a row, of steps that the other model did not skip
   std::optional<io::CheckpointHeader> unproven_;  // resumed from, and no step was applied since
   guard::SpikeDetector spikes_;
   std::int64_t rollbacks_ = 0, rolled_back_from_ = 0;  // in a row, and the last step among them

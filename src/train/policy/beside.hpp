@@ -10,9 +10,13 @@
 
 namespace tessera::train {
 
+/// Counts so much of a model beside the trained one. Collective. MemoryError, on every rank, where
+/// it, the trained one and those that were counted before do not fit together.
+void take_memory_beside(Run& run, const plan::ArenaBytes& arenas);
+
 /// Opens the model of `loaded`, which outlives it, for these scores of as many answers at once as a
-/// step of the run has. Collective. MemoryError, on every rank, where it, the trained one and
-/// those that were opened before do not fit together; `what` it is, for people.
+/// step of the run has. Collective. MemoryError as of take_memory_beside(); `what` it is, for
+/// people.
 void open_beside(std::optional<TrainedEngine>& model, Run& run, const deck::LoadedDeck& loaded,
                  plan::Scores scores, const std::string& what);
 

@@ -20,6 +20,10 @@ struct RolloutSummary {
   // Of the step, where the model has been updated since it drew: the share of tokens that the clip
   // held, and log p when drawn less log p, mean.
   std::optional<double> clipped, moved;
+  // Of the step: half the squared error of what the critic expects, mean over targets, and the
+  // magnitude of its gradient, where there is one.
+  std::optional<double> critic_loss, critic_norm;
+  bool critic_applied = true;           // its update happened
   double drawing_s = 0, judging_s = 0;  // of the slowest rank
   std::int64_t answers = 0;
 };

@@ -70,6 +70,7 @@ Rollouts::Rollouts(Run& run)
       actor_(run),
       rewards_(run.deck.reward, run.control) {
   if (run.deck.reward.kind == deck::RewardKind::model) reward_model_.emplace(run);
+  if (run.deck.task.critic) critic_.emplace(run);
 }
 
 const data::Prompts::Prompt& Rollouts::prompt_of(std::int64_t number) const {
@@ -154,7 +155,8 @@ void Rollouts::score() {
     for (std::size_t i = 0; i < answers_.size(); ++i) answers_[i].*which = std::move(scores[i]);
   };
   if (run_.deck.task.kl > 0) set(&Answer::reference, actor_.reference_losses(said));
-  if (deck::has_values(run_.deck.task.kind)) set(&Answer::values, actor_.values(said));
+  if (deck::has_values(run_.deck.task.kind))
+    set(&Answer::values, critic_ ? critic_->values(said) : actor_.values(said));
 }
 
 void Rollouts::judge(std::vector<Answer>& answers) {

@@ -13,6 +13,7 @@
 #include "io/sampler.hpp"
 #include "train/generation/completions.hpp"
 #include "train/policy/actor.hpp"
+#include "train/policy/critic.hpp"
 #include "train/policy/reward_model.hpp"
 #include "train/policy/rewards.hpp"
 #include "train/policy/rollout_summary.hpp"
@@ -42,6 +43,8 @@ class Rollouts final : public data::StepSource {
   const RolloutSummary& summary() const { return summary_; }
   /// Whether the step that has just run is the last one of its round.
   bool round_over() const;
+  /// What says which rewards are to come; nullptr where the model itself does, or nobody.
+  Critic* critic() { return critic_ ? &*critic_ : nullptr; }
   /// Lines of JSON of the current step's answers, in the order of their numbers.
   std::string to_lines() const;
 
@@ -92,7 +95,8 @@ class Rollouts final : public data::StepSource {
   Actor actor_;
   Rewards rewards_;
   std::optional<RewardModel> reward_model_;  // in their place
-  std::vector<Answer> answers_;              // of the round
+  std::optional<Critic> critic_;
+  std::vector<Answer> answers_;  // of the round
   RolloutSummary summary_;
 };
 

@@ -107,8 +107,22 @@ std::size_t add_sample(data::StepTokens& step, const Said& said, const data::Doc
   return target;
 }
 
+/// Models of one tokenizer may know tokens of different numbers, beyond those that it has.
+static void check_known(std::span<const Said> answers, std::int64_t vocab) {
+  for (const Said& said : answers) {
+    for (const std::int32_t id : said.answer) {
+      if (id < vocab) continue;
+      throw DataError(fmt::format(
+          "the model has said token {}, but one that judges its answers (reward.model or "
+          "task.critic) knows {} tokens: give one whose model.vocab is as large",
+          id, vocab));
+    }
+  }
+}
+
 std::vector<std::vector<float>> scores_of(std::span<const Said> answers, const Scorer& by,
                                           const Run& run) {
+  run.control.together([&] { check_known(answers, by.engine.inputs().model.config.vocab); });
   AllScores all(answers, by.engine.inputs().model.config.head.pooling != Pooling::none);
   const data::BatchShare share = by.engine.share(by.shape);
   const std::int64_t pass = share.data_ranks * share.micro_batches * share.micro;

@@ -25,7 +25,8 @@ struct Scorer {
   data::DocumentRule documents;
 };
 /// Of each answer its scores: of each of its tokens, or one of a model whose outputs are pooled.
-/// Collective; every rank has all answers, and gets all scores. What goes wrong within a pass,
+/// Collective; every rank has all answers, and gets all scores. DataError, on every rank, for a
+/// token that the model does not know. What goes wrong within a pass,
 /// other ranks wait for: this one leaves alone.
 std::vector<std::vector<float>> scores_of(std::span<const Said> answers, const Scorer& by,
                                           const Run& run);

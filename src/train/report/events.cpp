@@ -84,6 +84,8 @@ constexpr EventField kStepFields[] = {
      "that the limit has `cut`, mean -log p of a token when it was drawn (`entropy`, in nats) "
      "and what that is less than under the model of init_from (`kl`, where task.kl is above 0), "
      "the share of the variance of returns that values foresaw (`explained`, of ppo, else null), "
+     "half the squared error of what task.critic expects, mean over targets (`critic_loss`), and "
+     "its `critic_grad_norm` (null without a critic), "
      "of the step, where the model has been updated since it drew (rollout.steps above 1, else "
      "null), the share of tokens that task.clip held (`clipped`) and the mean of log p when drawn "
      "less log p (`moved`, in nats), and "

@@ -403,6 +403,8 @@ nlohmann::json rollout_json(const std::optional<RolloutSummary>& r) {
           {"entropy", r->entropy},
           {"kl", r->kl},
           {"explained", or_null(r->explained)},
+          {"critic_loss", or_null(r->critic_loss)},
+          {"critic_grad_norm", or_null(r->critic_norm)},
           {"clipped", or_null(r->clipped)},
           {"moved", or_null(r->moved)},
           {"drawing_ms", r->drawing_s * 1e3},

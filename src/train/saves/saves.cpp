@@ -31,12 +31,15 @@ bool Saves::take_snapshot_due() {
   return true;
 }
 
-Executor::SaveTile Saves::open(const io::CheckpointHeader& before) {
-  if (!setup::saves_with_updates(run_.deck)) return {};
+void Saves::open(const io::CheckpointHeader& before) {
+  if (!setup::saves_with_updates(run_.deck)) return;
   const Stopwatch watch(run_.control);
-  const ModelState& state = run_.engine->unsettled_state();
-  saver_.open(state, before);
+  saver_.open(run_.engine->unsettled_state(), before);
   stall(watch);
+}
+
+Executor::SaveTile Saves::tiles_of(const ModelState& state) {
+  if (!setup::saves_with_updates(run_.deck)) return {};
   return [this, &state](const plan::Op& op, const plan::SaveTile& tile) {
     return saver_.save_tile(state, op, tile);
   };

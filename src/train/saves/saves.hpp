@@ -25,8 +25,10 @@ class Saves {
   /// Whether the next step's plan is to copy the state; asked once. Waits for the save under way,
   /// whose copy it would overwrite.
   bool take_snapshot_due();
-  /// What is to save the tiles of the step that comes, if its plan has any, of the state before it.
-  Executor::SaveTile open(const io::CheckpointHeader& before);
+  /// Opens a checkpoint of the state before the step that comes, if its plan saves tiles.
+  void open(const io::CheckpointHeader& before);
+  /// What saves these, of the run's state or of what it takes along.
+  Executor::SaveTile tiles_of(const ModelState& state);
   /// Begins to write what the plan of the step that has just run has copied: the state before it.
   void begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times);
   /// Begins the next phase of a save once all ranks have ended one.

@@ -119,9 +119,9 @@ bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc
   });
 }
 
-std::string weights_in(const io::Checkpoint& checkpoint, const model::ParamDesc& p,
+std::string weights_in(const io::Checkpoint& checkpoint, std::string_view parameter,
                        std::string_view state) {
-  return std::string(checkpoint.find(p.name, state) ? state : "master");
+  return std::string(checkpoint.find(parameter, state) ? state : "master");
 }
 
 DataError no_averaged_weights(const std::filesystem::path& checkpoint) {
@@ -504,30 +504,31 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
     }
     const auto want = [&](const model::ParamDesc& p, const MatrixRange& part,
                           std::vector<RealView> targets) {
-      std::string from = row == plan::kMasterRow ? weights_in(checkpoint, p, weights_) : kept.name;
-      auto entry = checkpoint.find(p.name, from);
+      std::string from =
+          row == plan::kMasterRow ? weights_in(checkpoint, name_of(p), weights_) : kept.name;
+      auto entry = checkpoint.find(name_of(p), from);
       if (!entry && kept.begins_as_weights) {
         from = weights_;
-        entry = checkpoint.find(p.name, from);
+        entry = checkpoint.find(name_of(p), from);
       }
       if (!entry && may_miss) return;
       if (!entry || entry->shape != io::Shape(p.shape)) {
         throw DataError(fmt::format(
-            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", from, p.name,
+            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", from, name_of(p),
             entry ? io::to_string(entry->shape.extents()) : "missing", io::to_string(p.shape)));
       }
       if (row != plan::kMasterRow) {
         // Whether the optimizer keeps it in 16 bits may change at a restart.
         const bool known = entry->type == DType::f32 || entry->type == DType::bf16;
         const DType type = known ? entry->type : kept.type;
-        wanted.push_back({p.name, from, box_of(p, part), type,
+        wanted.push_back({name_of(p), from, box_of(p, part), type,
                           [type, target = targets.front()](std::int64_t first,
                                                            std::span<const std::byte> bytes) {
                             put_converted(bytes, type, target, first);
                           }});
         return;
       }
-      wanted.push_back({p.name, from, box_of(p, part), kept.type,
+      wanted.push_back({name_of(p), from, box_of(p, part), kept.type,
                         [this, &bad, &p, part, targets = std::move(targets)](
                             std::int64_t first, std::span<const std::byte> bytes) {
                           const std::span values(reinterpret_cast<const float*>(bytes.data()),
@@ -540,7 +541,19 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
   }
   read();
   divide_errors();
+  if (beside_ != nullptr) {
+    auto bad_beside = beside_->load(checkpoint, progress);
+    if (bad_beside) bad_beside->parameter.insert(0, beside_->prefix_);
+    if (!bad) bad = std::move(bad_beside);
+  }
   return bad;
+}
+
+void ModelState::take_along(ModelState& other, std::string prefix) {
+  other.prefix_ = std::move(prefix);
+  other.saved_ = other.saved_pieces();
+  other.first_piece_ = saved_.size();
+  beside_ = &other;
 }
 
 void ModelState::want_of_tensors(const io::Checkpoint& checkpoint, std::size_t row, bool may_miss,
@@ -550,13 +563,13 @@ void ModelState::want_of_tensors(const io::Checkpoint& checkpoint, std::size_t r
     if (!states_[u].held || !states_[u].kept[row].live) continue;
     const auto& params = inputs_.model.units[u].params;
     for (std::size_t i = 0; i < params.size(); ++i) {
-      const auto entry = checkpoint.find(params[i].name, kept.name);
+      const auto entry = checkpoint.find(name_of(params[i]), kept.name);
       if (!entry && may_miss) continue;
       if (!entry || entry->shape != kOne || entry->type != kept.type)
         throw DataError(fmt::format(
-            "{} of {}: the checkpoint's tensor is {}, not of one {}", kept.name, params[i].name,
+            "{} of {}: the checkpoint's tensor is {}, not of one {}", kept.name, name_of(params[i]),
             entry ? io::to_string(entry->shape.extents()) : "missing", to_string(kept.type)));
-      wanted.push_back({params[i].name, kept.name, kOneBox, kept.type,
+      wanted.push_back({name_of(params[i]), kept.name, kOneBox, kept.type,
                         [target = real(states_[u].kept[row].live), i](
                             std::int64_t, std::span<const std::byte> bytes) {
                           put(bytes, target, static_cast<std::int64_t>(i));
@@ -679,7 +692,7 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
           const optim::StateTensor& kept = rows_[row];
           if (kept.extent == optim::Extent::tensor) {  // saved by who has its first element
             if (kept.saved && first && s.kept[row].live)
-              all.push_back({{p.name, kOne, kept.name, kept.type, kOneBox},
+              all.push_back({{name_of(p), kOne, kept.name, kept.type, kOneBox},
                              u,
                              row,
                              static_cast<std::int64_t>(slice.parameter)});
@@ -687,12 +700,12 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
           }
           const Range has = intersect(s.kept[row].elements, {slice.flat, slice.flat + 1});
           if (kept.saved && s.kept[row].live && !has.empty())
-            all.push_back({{p.name, shape, kept.name, kept.type, box}, u, row, slice.flat});
+            all.push_back({{name_of(p), shape, kept.name, kept.type, box}, u, row, slice.flat});
         }
         if (inputs_.numerics.compute != DType::f32) {  // as forward reads it
           const DType type = inputs_.type_of(inputs_.model.units[u]);
           all.push_back(
-              {{p.name, shape, "parameters", type, box}, u, plan::kMasterRow, slice.flat});
+              {{name_of(p), shape, "parameters", type, box}, u, plan::kMasterRow, slice.flat});
         }
       }
     }
@@ -703,6 +716,9 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
 std::vector<io::Piece> ModelState::pieces() const {
   std::vector<io::Piece> all;
   for (const SavedPiece& saved : saved_) all.push_back(saved.piece);
+  if (beside_ != nullptr) {
+    for (io::Piece& piece : beside_->pieces()) all.push_back(std::move(piece));
+  }
   return all;
 }
 
@@ -723,10 +739,10 @@ ModelState::RealView ModelState::owned_part(std::size_t unit, std::size_t parame
   return {};
 }
 
-void ModelState::save(io::CheckpointWriter& writer, std::size_t index, const SavedPiece& saved,
-                      const RealView& elements, std::int64_t first) {
+void ModelState::save(io::CheckpointWriter& writer, std::size_t index, const RealView& elements,
+                      std::int64_t first) const {
   std::vector<std::byte> copy, converted;
-  const DType type = saved.piece.type;
+  const DType type = saved_[index].piece.type;
   for (std::int64_t at = 0; at < elements.view.elements(); at += kPiece) {
     const View part = elements.view.range(at, std::min(kPiece, elements.view.elements() - at));
     auto bytes = elements.tier->host_bytes(part.data, part.span_bytes(), copy);
@@ -735,7 +751,7 @@ void ModelState::save(io::CheckpointWriter& writer, std::size_t index, const Sav
       convert(bytes, part.type, type, converted.data());
       bytes = converted;
     }
-    writer.write(index, (first + at) * size_of(type), bytes);
+    writer.write(first_piece_ + index, (first + at) * size_of(type), bytes);
   }
 }
 
@@ -752,7 +768,7 @@ void ModelState::save(io::CheckpointWriter& writer, const plan::Op& op,
     if (states_[unit].codes) {
       save_codes(writer, i, {tile.from, &tier}, tile.first, part);
     } else {
-      save(writer, i, saved, {tile.from.range(part.begin - tile.first, part.count()), &tier},
+      save(writer, i, {tile.from.range(part.begin - tile.first, part.count()), &tier},
            part.begin - saved.flat);
     }
   }
@@ -762,7 +778,7 @@ void ModelState::save_codes(io::CheckpointWriter& writer, std::size_t index, con
                             std::int64_t first, Range elements) const {
   decode(states_[saved_[index].unit], codes, first, elements,
          [&](std::int64_t at, std::span<float> values) {
-           save(writer, index, saved_[index], {f32_view(values), &host_}, at - saved_[index].flat);
+           save(writer, index, {f32_view(values), &host_}, at - saved_[index].flat);
          });
 }
 
@@ -795,7 +811,7 @@ void ModelState::own_weights(const model::ParamDesc& parameter, Range range,
   for (const SavedPiece& saved : saved_) {
     const io::Piece& piece = saved.piece;
     if (saved.row != plan::kMasterRow || piece.state != rows_[plan::kMasterRow].name ||
-        piece.tensor != parameter.name)
+        piece.tensor != name_of(parameter))
       continue;
     const std::vector<float> values = weights_of(saved);
     auto box_out = out.begin();
@@ -828,8 +844,9 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     const Range kept = live ? s.kept[row].elements : plan::saved_of(rows_[row], s, row);
     const RealView all = real(live ? s.kept[row].live : s.kept[row].snapshot)
                              .range(flat - kept.begin, piece.box.elements());
-    save(writer, i, saved_[i], all, 0);
+    save(writer, i, all, 0);
   }
+  if (beside_ != nullptr) beside_->save(writer, from);
 }
 
 }  // namespace tessera::train

@@ -49,7 +49,7 @@ bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc
                std::string_view state);
 /// The state of a checkpoint that has a parameter's weights where those of such a state are wanted:
 /// what is frozen has no other than the master weights.
-std::string weights_in(const io::Checkpoint& checkpoint, const model::ParamDesc& parameter,
+std::string weights_in(const io::Checkpoint& checkpoint, std::string_view parameter,
                        std::string_view state);
 
 /// The error of a checkpoint of which averaged weights are wanted, and which has none.
@@ -64,6 +64,9 @@ class ModelState {
   /// absent.
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const Arenas& arenas);
 
+  /// Checkpoints of this state have another model's beside it, which must outlive it: in these
+  /// tensors' names `prefix` stands before those of that model. It is loaded, and saved, with this.
+  void take_along(ModelState& other, std::string prefix);
   /// Which state of a checkpoint load() takes for the weights; averaged ones not every checkpoint
   /// has.
   void take_for_weights(std::string_view state) { weights_ = state; }
@@ -91,7 +94,8 @@ class ModelState {
   std::optional<NonFiniteElement> load(io::Checkpoint& checkpoint,
                                        const io::ReadProgress& progress = {});
 
-  /// The pieces that this rank saves: each element of the model is in one rank's list.
+  /// The pieces that this rank saves, and behind them those of what is taken along: each element is
+  /// in one rank's list.
   std::vector<io::Piece> pieces() const;
   enum class From : std::uint8_t { live, snapshot };
   /// Writes the pieces' bytes from the live state or from the snapshot buffers; of the latter, but
@@ -143,9 +147,10 @@ class ModelState {
     std::int64_t flat = 0;  // first element in the unit's flat buffer
   };
   std::vector<SavedPiece> saved_pieces() const;
-  /// Writes `elements` as the elements from `first` on of piece number `index`.
-  static void save(io::CheckpointWriter& writer, std::size_t index, const SavedPiece& saved,
-                   const RealView& elements, std::int64_t first);
+  /// Writes `elements` as the elements from `first` on of a piece.
+  void save(io::CheckpointWriter& writer, std::size_t index, const RealView& elements,
+            std::int64_t first) const;
+  std::string name_of(const model::ParamDesc& p) const { return prefix_ + p.name; }
   RealView real(const View& symbolic) const;
   /// Adds the elements of a view to the hash of a copy.
   void add_to(Copy& copy, const View& symbolic) const;
@@ -215,6 +220,9 @@ class ModelState {
   std::vector<CodeError> code_errors_;
   mutable memory::HostTier host_;  // of elements that become codes
   std::string weights_ = "master";
+  std::string prefix_;           // of tensors' names in checkpoints
+  std::size_t first_piece_ = 0;  // of a checkpoint's
+  ModelState* beside_ = nullptr;
 };
 
 }  // namespace tessera::train

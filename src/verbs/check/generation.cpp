@@ -77,7 +77,7 @@ std::string bound_text(const Pass& last) {
 
 std::string generation_text(const LayoutOptions& layout, const std::string& machine_file) {
   const deck::Machine machine = deck::load_machine(machine_file);
-  const Planner p = make_planner(on_machine(layout, machine));
+  const Planner p = make_planner(on_machine(layout, machine), true);
   check_generates(p, layout);
   const deck::Deck& deck = p.loaded.deck;
   const std::int64_t has = device_memory(deck, machine);

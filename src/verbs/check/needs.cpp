@@ -6,6 +6,7 @@
 #include "plan/passes/blocks.hpp"
 #include "setup/inputs.hpp"
 #include "setup/judges.hpp"
+#include "setup/shapes.hpp"
 #include "train/policy/actor.hpp"
 #include "verbs/check/check.hpp"
 
@@ -92,12 +93,10 @@ std::string shapes_text(const Checked& checked) {
   return text;
 }
 
-/// The most that a rank has of a model that is only asked, beside the one that is trained.
+/// The most that a rank has of a model beside the one that answers, whose plans have these shapes.
 std::int64_t bytes_beside(const Checked& checked, const deck::LoadedDeck& model,
-                          plan::Scores scores) {
+                          std::span<const plan::PlanShape> shapes) {
   const Planner& p = checked.planner;
-  const Mesh mesh = setup::mesh_of(model.deck, checked.mesh().size());
-  const std::array shapes{setup::score_shape(p.loaded.deck, scores, mesh.batch_ranks())};
   const plan::PlanInputs inputs = p.inputs_of(model.deck, shapes);
   std::int64_t most = 0;
   for (const RankFigures& f :
@@ -110,8 +109,13 @@ std::string beside_text(const Checked& checked) {
   const deck::LoadedDeck& loaded = checked.planner.loaded;
   std::string text;
   const auto add = [&](const char* what, const deck::LoadedDeck& model, plan::Scores scores) {
+    const std::int64_t ranks = setup::mesh_of(model.deck, checked.mesh().size()).batch_ranks();
+    std::vector<plan::PlanShape> shapes;
+    if (model.deck.task.kind == deck::TaskKind::values)
+      shapes = setup::training_shapes(model.deck, ranks);
+    shapes.push_back(setup::score_shape(loaded.deck, scores, ranks));
     text += fmt::format("  and {} for {} (no part of the above)\n",
-                        human_bytes(bytes_beside(checked, model, scores)), what);
+                        human_bytes(bytes_beside(checked, model, shapes)), what);
   };
   if (train::has_own_reference(loaded.deck))
     add("the reference model of task.kl", setup::reference_deck(loaded), plan::Scores::losses);
@@ -119,6 +123,9 @@ std::string beside_text(const Checked& checked) {
       loaded.deck.reward.kind == deck::RewardKind::model)
     add("the reward model", setup::reward_deck(loaded, checked.mesh().size()),
         plan::Scores::outputs);
+  if (loaded.deck.task.critic)
+    add("the critic, which is trained too", setup::critic_deck(loaded, checked.mesh().size()),
+        plan::Scores::values);
   return text;
 }
 

@@ -331,12 +331,13 @@ TEST(Check, RejectsDrawnTargetsThatGoAstray) {
     c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
     c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
     c.inputs.logit_rows = 7;
-    c.inputs.policy = {
-        .terms = {.low = 0.2F, .high = 0.2F, .kl = 0.1F}, .weighted = true, .drawn_before = true};
+    c.inputs.policy = {.terms = kernels::PolicyTerms{.low = 0.2F, .high = 0.2F, .kl = 0.1F},
+                       .weighted = true,
+                       .drawn_before = true};
     if (values) {
       c.inputs.model.config.head.values = true;
       c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
-      c.inputs.policy->terms.kl = 0;
+      c.inputs.policy->terms->kl = 0;
       c.inputs.policy->value = {.weight = 0.1F, .clip = 0.2F};
     }
     c.shape.purpose = purpose;
@@ -377,6 +378,35 @@ TEST(Check, RejectsDrawnTargetsThatGoAstray) {
   const Plan of_text = plan_of(PlanPurpose::evaluate, 0);
   EXPECT_NO_THROW(check(of_text));
   EXPECT_FALSE(std::get<LoadBatch>(of_text.ops[0].call).advantages);
+}
+
+// Of a critic, which has no other losses.
+TEST(Check, RejectsValuesAloneThatGoAstray) {
+  using kernels::ValueLoss;
+  for (const std::int64_t tensor_rank : {0, 1}) {
+    Case c = make_case(1, 2, 2, ReduceWhen::step);
+    c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+    c.inputs.model.config.head.labels = 1;
+    c.inputs.model.config.tied_embeddings = false;
+    c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+    c.inputs.policy = {.value = kernels::ValueTerms{.weight = 1, .clip = 0.2F},
+                       .weighted = true,
+                       .drawn_before = true};
+    const Plan plan = make_plan(c.inputs, c.shape, {.tensor = tensor_rank});
+    const auto& batch = std::get<LoadBatch>(plan.ops[0].call);
+    EXPECT_TRUE(batch.returns && batch.weights && batch.drawn_values);
+    EXPECT_FALSE(batch.advantages || batch.drawn_losses || batch.reference_losses);
+    EXPECT_FALSE(plan.statistics);
+    expect_rejected(without_or_again<ValueLoss>(plan), "losses of values");
+    expect_rejected(with_each<ValueLoss>(plan, [](ValueLoss& v) { v.returns = v.drawn; }),
+                    "values when drawn in place of what came of them");
+    if (tensor_rank == 0) {
+      expect_rejected(
+          with_each<ValueLoss>(plan, [](ValueLoss& v) { v.write = kernels::Write::add; }),
+          "losses that are added to nothing");
+      expect_rejected(without_or_again<kernels::ExactSum>(plan), "the step's sums");
+    }
+  }
 }
 
 // Documents whose scores are not made, or compared beside what a reference model says.

@@ -191,6 +191,33 @@ TEST(Generation, MultipliesCodesWhereARankHasThem) {
   }
 }
 
+// Whichever way they have come.
+TEST(Check, RejectsCodesWithScalesOfOthers) {
+  for (const Location home : {Location::device, Location::disk}) {
+    Case c = make_case(0, 1, 1, ReduceWhen::step);
+    c.inputs.state_for = PlanPurpose::generate;
+    c.inputs.model.config.frozen = {"block.*"};
+    c.inputs.model.units =
+        model::model_units(c.inputs.model.config, 1, {.codes = kernels::BlockFormat{.block = 16}});
+    c.inputs.offload.parameters = home, c.inputs.offload.device_is_host = true;
+    generate(c, 1, 1, 1, 1);
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    int broken = 0;
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      const auto* product = kernel_of<kernels::Linear>(plan.ops[i]);
+      if (product == nullptr || !product->codes) continue;
+      for (const std::int64_t bytes : {-4, 4}) {
+        Plan wrong = plan;
+        auto& call = std::get<kernels::Linear>(std::get<kernels::KernelCall>(wrong.ops[i].call));
+        call.codes.scales.data += bytes;
+        EXPECT_THROW(check(wrong), InternalError) << i;
+        ++broken;
+      }
+    }
+    EXPECT_EQ(broken, 24);
+  }
+}
+
 // What other ranks have updated comes in the pass that renews parameters, and in no other; and
 // these do not change what is kept.
 TEST(Generation, PublishesParametersOnce) {
