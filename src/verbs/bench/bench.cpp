@@ -61,11 +61,10 @@ deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& co
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads) {
   job.control.together([&] { setup::use_threads(threads); });
   const backend::Ranks ranks{job.mpi, job.control};
-  return backend::make_backend(
-      {.kind = options.backend.value_or(deck::Backend::automatic),
-       .threads = threads,
-       .few_rows = true},
-      &ranks);
+  return backend::make_backend({.kind = options.backend.value_or(deck::Backend::automatic),
+                                .threads = threads,
+                                .few_rows = true},
+                               &ranks);
 }
 
 std::vector<std::string> bench_directories(const BenchOptions& options) {
