@@ -192,6 +192,7 @@ class Bench {
       experts(m);
     }
     flat();
+    coded();
   }
 
   std::vector<BenchRow> rows() { return std::move(rows_); }
@@ -580,10 +581,6 @@ class Bench {
     for (const BlockType type : kRoundedTypes)
       quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
     kept({.type = BlockType::nf4, .block = 64}, narrow);
-    if (type_ == DType::bf16 && device_.multiplies_codes(4)) {
-      for (const BlockType type : {BlockType::int8, BlockType::int4, BlockType::nf4})
-        for (const std::int64_t few : {1, 4}) coded(few, 8192, 4096, {.type = type, .block = 64});
-    }
   }
 
   /// What queries get of two sets of keys.
@@ -613,6 +610,13 @@ class Bench {
                      .out = x.reshaped({1, n}),
                      .format = format},
         fmt::format("{}, {}", text(x), enum_word(format.type)));
+  }
+
+  /// Where the device multiplies codes, weights of these.
+  void coded() {
+    if (!device_.multiplies_codes(4)) return;
+    for (const BlockType type : {BlockType::int8, BlockType::int4, BlockType::nf4})
+      for (const std::int64_t rows : {1, 4}) coded(rows, 8192, 4096, {.type = type, .block = 64});
   }
 
   /// A weight of whole blocks that few rows meet as codes.

@@ -205,12 +205,9 @@ void few_rows_block(const FewRows& p, const Weight& weight, Range columns) {
   const std::int64_t count = columns.count();
   Sums sums;
   std::int64_t c = 0;
-  const auto next = [&]<int kColumns>() {
-    weight.template multiply<kColumns>(columns.begin + c, sums, c);
-    c += kColumns;
-  };
-  while (c + kColumnsAtOnce <= count) next.template operator()<kColumnsAtOnce>();
-  while (c < count) next.template operator()<1>();
+  for (; c + kColumnsAtOnce <= count; c += kColumnsAtOnce)
+    weight.template multiply<kColumnsAtOnce>(columns.begin + c, sums, c);
+  for (; c < count; ++c) weight.template multiply<1>(columns.begin + c, sums, c);
   Vec added(0.0F);
   if (p.bias.data != nullptr) {
     with_type(p.bias.type, [&]<typename B>() {
