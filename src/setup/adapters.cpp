@@ -9,6 +9,7 @@
 #include "deck/value.hpp"
 #include "io/hf_codes.hpp"
 #include "setup/inputs.hpp"
+#include "setup/judges.hpp"
 
 namespace tessera::setup {
 namespace {
@@ -87,7 +88,7 @@ void check_frozen_layers(const deck::LoadedDeck& loaded) {
   const bool answers_stay = std::ranges::none_of(units, [](const model::UnitDesc& unit) {
     return unit.traits.trained && unit.kind != model::UnitKind::value_head;
   });
-  if (deck::has_values(loaded.deck.task.kind) && !loaded.deck.task.critic && answers_stay) {
+  if (has_value_head(loaded.deck.task) && answers_stay) {
     problems.add(
         loaded.place(kKey), kKey,
         fmt::format("frozen.layers = {} leaves nothing that is trained but value_head, and "

@@ -92,7 +92,7 @@ std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t
   std::vector<plan::PlanShape> shapes = generation_shapes(deck, rollout_size(deck));
   if (deck.task.kl > 0 && deck.model.adapter.kind != deck::AdapterKind::none)
     shapes.push_back(base_shape(deck, data_ranks));
-  if (deck::has_values(deck.task.kind) && !deck.task.critic)
+  if (has_value_head(deck.task))
     shapes.push_back(score_shape(deck, plan::Scores::values, data_ranks));
   return shapes;
 }

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "model/cached.hpp"
+#include "setup/judges.hpp"
 
 namespace tessera::setup {
 namespace {
@@ -178,7 +179,7 @@ model::ModelConfig model_config(const deck::ModelSection& m, const deck::TaskSec
                    .activation = m.head_activation,
                    .norm = m.head_norm,
                    .bias = m.head_bias,
-                   .values = deck::has_values(task.kind) && !task.critic},
+                   .values = has_value_head(task)},
           .adapter = adapter_config(m.adapter),
           .frozen = m.frozen.layers,
           .init = m.init};
@@ -240,7 +241,7 @@ plan::PolicyInputs policy_inputs(const deck::Deck& deck) {
              .high = static_cast<float>(task.clip[1]),
              .kl = expects ? 0 : static_cast<float>(task.kl)};
   std::optional<kernels::ValueTerms> value;
-  if (critic || (expects && !task.critic))
+  if (critic || has_value_head(task))
     value = {.weight = critic ? 1 : static_cast<float>(task.value_loss),
              .clip = static_cast<float>(task.value_clip)};
   return {.terms = terms,

@@ -19,6 +19,11 @@ deck::LoadedDeck reward_deck(const deck::LoadedDeck& loaded, std::int64_t ranks)
 /// directory without a head that scores gets a new one.
 deck::LoadedDeck critic_deck(const deck::LoadedDeck& loaded, std::int64_t ranks);
 
+/// Whether the model that answers says itself which rewards are to come, beside tokens.
+inline bool has_value_head(const deck::TaskSection& task) {
+  return deck::has_values(task.kind) && !task.critic;
+}
+
 /// Of as many answers at once as a step has: `scores` of these.
 plan::PlanShape score_shape(const deck::Deck& deck, plan::Scores scores, std::int64_t data_ranks);
 /// Losses by what a model's adapters are beside.

@@ -145,13 +145,8 @@ TEST(Generation, BringsParametersFromOtherNodesOnce) {
   }
 }
 
-/// Products of a pass over frozen blocks in codes of 16 elements.
-struct OfCodes {
-  int products = 0, multiplied = 0;  // of codes
-  int turned = 0;                    // units, into elements
-  std::int64_t windows = 0;          // bytes
-};
-OfCodes of_codes(int stage, std::int64_t ranks, std::int64_t tokens, Location home) {
+/// A pass over frozen blocks in codes of 16 elements.
+Plan plan_of_codes(int stage, std::int64_t ranks, std::int64_t tokens, Location home) {
   Case c = make_case(stage, ranks, 1, ReduceWhen::step);
   c.inputs.state_for = PlanPurpose::generate;
   c.inputs.model.config.frozen = {"block.*"};
@@ -159,7 +154,17 @@ OfCodes of_codes(int stage, std::int64_t ranks, std::int64_t tokens, Location ho
       model::model_units(c.inputs.model.config, 1, {.codes = kernels::BlockFormat{.block = 16}});
   c.inputs.offload.parameters = home, c.inputs.offload.device_is_host = true;
   generate(c, 1, 1, tokens, 1);
-  const Plan plan = make_plan(c.inputs, c.shape, {});
+  return make_plan(c.inputs, c.shape, {});
+}
+
+/// Products of such a pass.
+struct OfCodes {
+  int products = 0, multiplied = 0;  // of codes
+  int turned = 0;                    // units, into elements
+  std::int64_t windows = 0;          // bytes
+};
+OfCodes of_codes(int stage, std::int64_t ranks, std::int64_t tokens, Location home) {
+  const Plan plan = plan_of_codes(stage, ranks, tokens, home);
   OfCodes found;
   for (const Op& op : plan.ops) {
     found.turned += kernel_of<kernels::SumQuantized>(op) != nullptr ? 1 : 0;
@@ -194,14 +199,7 @@ TEST(Generation, MultipliesCodesWhereARankHasThem) {
 // Whichever way they have come.
 TEST(Check, RejectsCodesWithScalesOfOthers) {
   for (const Location home : {Location::device, Location::disk}) {
-    Case c = make_case(0, 1, 1, ReduceWhen::step);
-    c.inputs.state_for = PlanPurpose::generate;
-    c.inputs.model.config.frozen = {"block.*"};
-    c.inputs.model.units =
-        model::model_units(c.inputs.model.config, 1, {.codes = kernels::BlockFormat{.block = 16}});
-    c.inputs.offload.parameters = home, c.inputs.offload.device_is_host = true;
-    generate(c, 1, 1, 1, 1);
-    const Plan plan = make_plan(c.inputs, c.shape, {});
+    const Plan plan = plan_of_codes(0, 1, 1, home);
     int broken = 0;
     for (std::size_t i = 0; i < plan.ops.size(); ++i) {
       const auto* product = kernel_of<kernels::Linear>(plan.ops[i]);
