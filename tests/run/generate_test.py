@@ -326,7 +326,7 @@ class Layouts(Generate):
     def begun_with_others(self):
         """What a file says that was begun on another layout."""
         process = self.start(1, *self.command("o.jsonl", "--samples", 3000))
-        self.wait_for((self.dir / "o.jsonl.partial.json").exists, process)
+        self.wait_for((self.dir / "o.jsonl.partial").exists, process)  # made after what it was begun with
         kill_tree(process.pid, signal.SIGKILL)
         process.wait()
         return self.run_code(DECK, *self.command("o.jsonl", "--samples", 3000, "--set", "zero.stage=3"),
