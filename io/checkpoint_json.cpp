@@ -206,7 +206,6 @@ json json_of(const CheckpointHeader& h) {
               {"spike_window", std::move(window)},
               {"lr_factor", h.lr_factor},
               {"critic_updates", h.critic_updates},
-              {"threads", h.threads},
               {"data", std::move(data)},
               {"layout", json_of(h.layout)},
               {"deck", h.deck},
@@ -242,7 +241,6 @@ CheckpointHeader header_of(const JsonCursor& value) {
     h.lr_factor = factor->number();
     if (h.lr_factor <= 0 || h.lr_factor > 1) factor->expected("a number, > 0 and <= 1");
   }
-  h.threads = static_cast<int>(value["threads"].integer(1, kMaxRanks));
   if (const auto data = value.find("data")) {
     data->for_each_item([&](const JsonCursor& file) {
       h.data.push_back({.path = file["file"].text(),

@@ -49,7 +49,6 @@ struct CheckpointHeader {
   std::vector<double> spike_window;         // recent losses, oldest first
   double lr_factor = 1;                     // what rollbacks have made of the learning rate
   std::int64_t critic_updates = 0;          // of a critic whose state is beside the model's
-  int threads = 1;                          // a rank's
   std::vector<DataFile> data;               // training data; empty if not known
   CheckpointLayout layout;
   std::string deck;                         // resolved TOML

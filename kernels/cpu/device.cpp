@@ -8,7 +8,7 @@ namespace {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
-      : matmul_(options.threads, hot_kernels(options.isa), options.library),
+      : matmul_(options.threads, hot_kernels(options.isa)),
         context_{options.threads, hot_kernels(options.isa), matmul_, options.few_rows} {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {

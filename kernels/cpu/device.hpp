@@ -15,12 +15,10 @@ struct CpuOptions {
   /// generated, take the time of reading the weight once, where others pack it first; a row's bits
   /// are those that it has by itself. They are not those of the same row among more.
   bool few_rows = false;
-  /// Products of bf16 are made by oneDNN.
-  bool library = has_matrix_instructions();
 };
 
 /// One thread at a time may use the device; which one may change. The bits of a result do not
-/// depend on the number of threads or on addresses; those of oneDNN's products may, on the former.
+/// depend on the number of threads or on addresses.
 /// Throws InternalError for arguments that break an operation's contract.
 std::unique_ptr<Device> make_cpu_device(const CpuOptions& options);
 

@@ -2,7 +2,6 @@
 // expert's rows that is compiled for its shape is made of pieces whose rows are powers of two.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "kernels/common/experts.hpp"
@@ -165,35 +164,10 @@ void run(const RowDots& a, const Context& context) {
 
 namespace {
 
-constexpr std::int64_t kAnyRows = std::numeric_limits<std::int64_t>::max();
-
-/// f(piece) for all rows together, or, of a product that is compiled, for pieces of kExpertRows
-/// times a power of two, `most` or less, the largest first.
-template <typename F>
-void for_pieces(bool compiled, Range rows, F&& f, std::int64_t most = kAnyRows) {
-  if (rows.empty()) return;
-  if (!compiled && rows.count() <= most) return f(rows);
-  std::int64_t piece = kExpertRows;
-  while (piece * 2 <= std::min(most, rows.count())) piece *= 2;
-  for (std::int64_t at = rows.begin; at < rows.end; at += piece) {
-    while (piece > rows.end - at) piece /= 2;
-    f(Range{at, at + piece});
-  }
-}
-
 View part_of(const View& v, Range rows) { return v.matrix().row_range(rows.begin, rows.count()); }
 View expert_of(const View& weight, std::int64_t e, std::int64_t rows) {
   return weight.row_range(e * rows, rows);
 }
-
-/// Rows of an expert that may be multiplied at once.
-std::int64_t most_rows(const ExpertLinear& a) { return a.codes ? kMostFewRows : kAnyRows; }
-std::int64_t most_rows(const ExpertLinearBackwardInput&) { return kAnyRows; }
-std::int64_t most_rows(const ExpertLinearBackwardWeight&) { return kAnyRows; }
-
-DType type_of(const ExpertLinear& a) { return a.x.type; }
-DType type_of(const ExpertLinearBackwardInput& a) { return a.d_y.type; }
-DType type_of(const ExpertLinearBackwardWeight& a) { return a.x.type; }
 
 /// f(expert, its rows).
 template <typename F>
@@ -233,69 +207,56 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
           .scratch = a.scratch};
 }
 
-/// What the largest piece of some expert's rows may need.
+/// Rows of an expert that are multiplied at once, in pieces where codes meet few rows only.
+std::int64_t most_rows(const ExpertLinear& a) { return a.codes ? kMostFewRows : a.x.rows(); }
+std::int64_t most_rows(const ExpertLinearBackwardInput& a) { return a.d_y.rows(); }
+std::int64_t most_rows(const ExpertLinearBackwardWeight& a) { return a.d_y.rows(); }
+
+/// What some expert's rows may need: few rows may be multiplied in another way, which needs more.
 template <typename Operation>
-std::int64_t bytes_of_pieces(const Operation& a, std::int64_t rows, const Context& context) {
+std::int64_t bytes_of_experts(const Operation& a, const Context& context) {
   std::int64_t most = 0;
-  rows = std::min(rows, most_rows(a));
-  if (!context.matmul.compiles(type_of(a))) {
-    // Few rows may be multiplied in another way, which needs more.
-    for (const std::int64_t n : {rows, std::min(rows, kMostFewRows)})
-      most = std::max(most, scratch_bytes(piece_of(a, 0, {0, n}), context));
-    return most;
-  }
-  for (std::int64_t piece = kExpertRows; piece <= rows; piece *= 2)
-    most = std::max(most, scratch_bytes(piece_of(a, 0, {0, piece}), context));
+  for (const std::int64_t n : {most_rows(a), std::min(most_rows(a), kMostFewRows)})
+    most = std::max(most, scratch_bytes(piece_of(a, 0, {0, n}), context));
   return most;
 }
 
 template <typename Operation>
-void run_pieces(const Operation& a, std::int64_t rows, const Context& context) {
+void run_experts(const Operation& a, std::int64_t rows, const Context& context) {
   for_experts(a.begins, rows, [&](std::int64_t e, Range of_expert) {
-    for_pieces(
-        context.matmul.compiles(type_of(a)), of_expert,
-        [&](Range piece) { run(piece_of(a, e, piece), context); }, most_rows(a));
+    for (std::int64_t r = of_expert.begin; r < of_expert.end; r += most_rows(a))
+      run(piece_of(a, e, {r, std::min(of_expert.end, r + most_rows(a))}), context);
   });
 }
 
 }  // namespace
 
 std::int64_t scratch_bytes(const ExpertLinear& a, const Context& context) {
-  return bytes_of_pieces(a, a.x.rows(), context);
+  return bytes_of_experts(a, context);
 }
 std::int64_t scratch_bytes(const ExpertLinearBackwardInput& a, const Context& context) {
-  return bytes_of_pieces(a, a.d_y.rows(), context);
+  return bytes_of_experts(a, context);
 }
-/// Pieces behind an expert's first one are added, for which the library may need more.
 std::int64_t scratch_bytes(const ExpertLinearBackwardWeight& a, const Context& context) {
-  ExpertLinearBackwardWeight added = a;
-  added.write = Write::add;
-  return std::max(bytes_of_pieces(a, a.d_y.rows(), context),
-                  bytes_of_pieces(added, a.d_y.rows(), context));
+  return bytes_of_experts(a, context);
 }
 
 void run(const ExpertLinear& a, const Context& context) {
   check(a);
-  run_pieces(a, a.x.rows(), context);
+  run_experts(a, a.x.rows(), context);
 }
 
 void run(const ExpertLinearBackwardInput& a, const Context& context) {
   check(a);
-  run_pieces(a, a.d_y.rows(), context);
+  run_experts(a, a.d_y.rows(), context);
 }
 
 void run(const ExpertLinearBackwardWeight& a, const Context& context) {
   check(a);
   for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
-    if (rows.empty() && a.write == Write::overwrite)
+    if (!rows.empty()) return run(piece_of(a, e, rows), context);
+    if (a.write == Write::overwrite)
       clear_rows(expert_of(a.d_weight, e, a.d_y.cols()), context.threads);
-    Write write = a.write;
-    for_pieces(context.matmul.compiles(type_of(a)), rows, [&](Range piece) {
-      LinearBackwardWeight product = piece_of(a, e, piece);
-      product.write = write;
-      run(product, context);
-      write = Write::add;
-    });
   });
 }
 

@@ -5,14 +5,12 @@
 
 namespace tessera::kernels {
 
-/// Levels of x86-64 (SSE2; AVX2 with FMA; AVX-512); other processors have the baseline only.
-enum class Isa : std::uint8_t { baseline, v3, v4 };
+/// Levels of x86-64 (SSE2; AVX2 with FMA; AVX-512), and the last one with instructions for matrices
+/// of bf16 (AMX); other processors have the baseline only.
+enum class Isa : std::uint8_t { baseline, v3, v4, amx };
 
 /// The best level of this machine.
 Isa best_isa();
-
-/// Whether this machine has instructions for matrices of bf16 (AMX).
-bool has_matrix_instructions();
 
 }  // namespace tessera::kernels
 
@@ -20,5 +18,6 @@ template <>
 struct tessera::EnumWords<tessera::kernels::Isa> {
   static constexpr std::array table = {std::pair{tessera::kernels::Isa::baseline, "baseline"},
                                        std::pair{tessera::kernels::Isa::v3, "x86-64-v3"},
-                                       std::pair{tessera::kernels::Isa::v4, "x86-64-v4"}};
+                                       std::pair{tessera::kernels::Isa::v4, "x86-64-v4"},
+                                       std::pair{tessera::kernels::Isa::amx, "x86-64-v4 with AMX"}};
 };

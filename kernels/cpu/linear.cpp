@@ -33,32 +33,29 @@ Product matrices_of(const LinearBackwardWeight& a) {
           .write = a.write};
 }
 
-/// x as floats, where that is not what it is.
-View widened(const View& x, ScratchCursor& scratch) {
-  return x.type == DType::f32 ? x : scratch.matrix(x.rows(), x.cols());
-}
-
-/// What each thread makes of codes.
-View decoded(const Linear& a, int threads, ScratchCursor& scratch) {
-  return a.codes ? scratch.matrix(threads, kMostFewColumns * a.x.cols(), a.x.type) : View();
-}
+/// A product of few rows, with its scratch: of packed rows, and for each thread of the weight's.
+struct FewRowsProduct {
+  FewRowsProduct(const Linear& a, const Context& context, ScratchCursor scratch) {
+    p = {
+        .x = a.x.matrix(), .weight = a.weight, .codes = a.codes, .bias = a.bias, .y = a.y.matrix()};
+    const FewRowsScratch bytes = context.hot.few_rows_scratch(p);
+    if (bytes.packed > 0) p.packed = scratch.matrix(1, bytes.packed, DType::u8).data;
+    if (bytes.weight > 0) weight = scratch.matrix(context.threads, bytes.weight, DType::u8);
+    used = scratch.used();
+  }
+  FewRows p;
+  View weight;
+  std::int64_t used = 0;
+};
 
 void run_few_rows(const Linear& a, const Context& context) {
-  ScratchCursor scratch(a.scratch);
-  const FewRows product{.x = widened(a.x.matrix(), scratch),
-                        .weight = a.weight,
-                        .codes = a.codes,
-                        .bias = a.bias,
-                        .y = a.y.matrix(),
-                        .type = a.x.type};
-  const View elements = decoded(a, context.threads, scratch);
-  if (product.x.data != a.x.data)
-    context.hot.convert(a.x.matrix(), product.x, Write::overwrite, {0, a.x.rows()});
+  const FewRowsProduct product(a, context, ScratchCursor(a.scratch));
+  if (product.p.packed != nullptr) context.hot.pack_few_rows(product.p);
   parallel_ranges(context.threads, context.threads, 1, [&](Range one) {
     const Range sixteens = even_part(ceil_div(a.y.cols(), 16), one.begin, context.threads);
     const Range columns{16 * sixteens.begin, std::min(16 * sixteens.end, a.y.cols())};
-    std::byte* own = a.codes ? elements.row_range(one.begin, 1).data : nullptr;
-    if (!columns.empty()) context.hot.multiply_few_rows(product, columns, own);
+    std::byte* own = product.weight ? product.weight.row_range(one.begin, 1).data : nullptr;
+    if (!columns.empty()) context.hot.multiply_few_rows(product.p, columns, own);
   });
 }
 
@@ -68,10 +65,7 @@ std::int64_t scratch_bytes(const Linear& a, const Context& context) {
   if (a.operands == Operands::fp8) return fp8_scratch_bytes(product_of(a), context);
   if (has_few_rows(a, context)) {
     check(a);
-    ScratchCursor cursor = ScratchCursor::measuring();
-    widened(a.x.matrix(), cursor);
-    decoded(a, context.threads, cursor);
-    return cursor.used();
+    return FewRowsProduct(product_of(a), context, ScratchCursor::measuring()).used;
   }
   return context.matmul.scratch_bytes(matrices_of(product_of(a)));
 }

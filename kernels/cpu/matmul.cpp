@@ -8,15 +8,11 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// Words of the depth of a block, so that a packed tile of the right operand lies in the
-// second-level cache; its rows, which share a packing, and come from the third one; and, where the
-// depth goes on in another block, its columns for each thread, whose sums wait in scratch, 3 MiB at
-// most.
-constexpr std::int64_t kDepthWords = 1536, kRowsAtOnce = 1536, kColumnsAtOnce = 512;
+// Rows of a block, which share a packing, and come from the third-level cache; and, where the depth
+// goes on in another block, its columns for each thread, whose sums wait in scratch, 3 MiB at most.
+constexpr std::int64_t kRowsAtOnce = 1536, kColumnsAtOnce = 512;
 /// Multiply-adds of a product that one thread makes sooner than a team is woken.
 constexpr std::int64_t kFew = std::int64_t{1} << 17;
-/// What packing a tile takes, in rows that it could be multiplied by.
-constexpr std::int64_t kPackingRows = 9;
 
 void check(const Product& p) {
   const bool a_turned = p.a_stored == Stored::turned, b_turned = p.b_stored == Stored::turned;
@@ -35,17 +31,20 @@ struct Grid {
 };
 
 /// The most that one thread has to do, in rows of tiles.
-std::int64_t rows_of_tiles(std::int64_t rows, std::int64_t columns, const Grid& grid) {
-  const std::int64_t own = ceil_div(ceil_div(rows, kMostBlockRows), grid.rows) * kMostBlockRows;
-  return ceil_div(ceil_div(columns, kTile), grid.columns) * (own + kPackingRows);
+std::int64_t rows_of_tiles(std::int64_t rows, std::int64_t columns, const Grid& grid,
+                           const ProductForm& form) {
+  const std::int64_t own = ceil_div(ceil_div(rows, form.block_rows), grid.rows) * form.block_rows;
+  return ceil_div(ceil_div(columns, kTile), grid.columns) * (own + form.packing);
 }
 
-Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t depth, int threads) {
+Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t depth, int threads,
+             const ProductForm& form) {
   Grid best;
   if (rows * columns * depth <= kFew) return best;
   for (std::int64_t r = 1; r <= threads; ++r) {
     const Grid grid{r, threads / r};
-    if (rows_of_tiles(rows, columns, grid) < rows_of_tiles(rows, columns, best)) best = grid;
+    if (rows_of_tiles(rows, columns, grid, form) < rows_of_tiles(rows, columns, best, form))
+      best = grid;
   }
   return best;
 }
@@ -66,13 +65,13 @@ class Blocks {
       : p_(p),
         threads_(threads),
         hot_(hot),
-        word_(hot.elements_of_word(p.a.type)),
-        depth_(std::min(p.k(), kDepthWords * word_)),
+        form_(hot.product_form(p.a.type)),
+        depth_(std::min(p.k(), form_.depth_words * form_.word)),
         rows_(std::min(p.m(), kRowsAtOnce)),
         columns_(depth_ == p.k() ? p.n() : std::min(p.n(), kColumnsAtOnce * threads)),
-        grid_(grid_of(rows_, columns_, depth_, threads)) {
+        grid_(grid_of(rows_, columns_, depth_, threads, form_)) {
     if (packs_left()) left_ = piece(scratch, packed_bytes(round_up(rows_, kPackedRows), depth_));
-    right_ = piece(scratch, packed_bytes(kTile, depth_) * (grid_.parts() > 1 ? threads : 1));
+    right_ = piece(scratch, right_bytes() * (grid_.parts() > 1 ? threads : 1));
     if (depth_ < p.k())
       sums_ = piece(scratch, rows_ * round_up(columns_, kTile) * std::int64_t{sizeof(float)});
     bytes_ = scratch.used();
@@ -97,10 +96,18 @@ class Blocks {
     for (std::int64_t i = 0; i < n; i += block) f(Range{i, std::min(n, i + block)});
   }
 
+  /// Of tiles that one thread packs at once.
+  std::int64_t right_bytes() const {
+    const std::int64_t words = round_up(ceil_div(depth_, form_.word), 16),
+                       all = ceil_div(columns_, kTile) * words;
+    return std::min(all, std::max(words, form_.right_words)) * kTile * std::int64_t{sizeof(float)};
+  }
+
   /// Not where its words lie in memory as they are multiplied.
   bool packs_left() const {
     if (p_.a_stored == Stored::turned) return true;
-    if (word_ > 1) return p_.k() % word_ != 0 || p_.a.matrix().ld % word_ != 0;
+    if (form_.word > 1)
+      return p_.k() % form_.whole_depth != 0 || p_.a.matrix().ld % form_.word != 0;
     return p_.a.type != DType::f32;
   }
 
@@ -123,9 +130,9 @@ class Blocks {
     parallel_ranges(threads_, grid_.parts(), 1, [&](Range one) {
       const std::int64_t i = one.begin, row = i / grid_.columns, column = i % grid_.columns;
       ProductPart part = block;
-      part.rows = behind(rows.begin, part_of(rows.count(), kMostBlockRows, row, grid_.rows));
+      part.rows = behind(rows.begin, part_of(rows.count(), form_.block_rows, row, grid_.rows));
       part.columns = behind(columns.begin, part_of(columns.count(), kTile, column, grid_.columns));
-      part.right = right_ + i * packed_bytes(kTile, depth_);
+      part.right = right_ + i * right_bytes();
       if (!part.rows.empty()) hot_.multiply_part(p_, part);
     });
   }
@@ -133,7 +140,8 @@ class Blocks {
   const Product& p_;
   int threads_;
   const HotKernels& hot_;
-  std::int64_t word_, depth_, rows_, columns_;  // of a block
+  ProductForm form_;
+  std::int64_t depth_, rows_, columns_;  // of a block
   Grid grid_;
   std::byte *left_ = nullptr, *right_ = nullptr, *sums_ = nullptr;
   std::int64_t bytes_ = 0;
@@ -141,20 +149,13 @@ class Blocks {
 
 }  // namespace
 
-Matmul::Matmul(int threads, const HotKernels& hot, bool library)
-    : threads_(threads),
-      hot_(hot),
-      library_(library ? std::make_unique<LibraryProducts>(threads) : nullptr) {}
-
 std::int64_t Matmul::scratch_bytes(const Product& p) const {
   check(p);
-  if (compiles(p.a.type)) return library_->scratch_bytes(p);
   return Blocks(p, threads_, hot_, ScratchCursor::measuring()).bytes();
 }
 
 void Matmul::run(const Product& p, View scratch) const {
   check(p);
-  if (compiles(p.a.type)) return library_->run(p, scratch);
   Blocks(p, threads_, hot_, ScratchCursor(scratch)).run();
 }
 

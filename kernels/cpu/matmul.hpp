@@ -1,24 +1,17 @@
-// Matrix products: how one is cut over the team of threads and over the depth, and which are
-// oneDNN's.
+// Matrix products: how one is cut over the team of threads and over the depth.
 #pragma once
 
-#include <memory>
-
 #include "kernels/cpu/hot/hot.hpp"
-#include "kernels/cpu/library.hpp"
 
 namespace tessera::kernels::cpu {
 
-/// Products of f32, f16 and bf16. Of our own ones, each element is a chain of multiply-adds in the
-/// order of the depth (of bf16 two by two, the later first), so that its bits depend on its row of
-/// a and its column of b alone. Scratch is the caller's.
+/// Products of f32, f16 and bf16. Each element is a sum over the depth in an order of the
+/// instruction set and the type: a chain of multiply-adds (of bf16 two by two, the later first), or
+/// such chains of 32 elements each where there are instructions for matrices (hot/matrices). So its
+/// bits depend on its row of a and its column of b alone. Scratch is the caller's.
 class Matmul {
  public:
-  /// `library`: products of bf16 are oneDNN's.
-  Matmul(int threads, const HotKernels& hot, bool library);
-
-  /// Whether a product of this type is compiled for its shape, so that there should be few shapes.
-  bool compiles(DType type) const { return library_ && type == DType::bf16; }
+  Matmul(int threads, const HotKernels& hot) : threads_(threads), hot_(hot) {}
 
   std::int64_t scratch_bytes(const Product& product) const;
   /// Throws InternalError where shapes do not fit or there is too little scratch.
@@ -27,7 +20,6 @@ class Matmul {
  private:
   int threads_;
   const HotKernels& hot_;
-  std::unique_ptr<LibraryProducts> library_;
 };
 
 }  // namespace tessera::kernels::cpu

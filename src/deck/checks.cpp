@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
@@ -407,8 +406,6 @@ class Checker : DeckChecker {
     needs("zero.quantize.gradients",
           q.gradients == QuantizedGradients::none || q.gradients == QuantizedGradients::automatic,
           "zero.quantize.gradients = \"none\"");
-    needs("run.threads", deck_.run.threads || std::getenv("OMP_NUM_THREADS") != nullptr,
-          "run.threads in the deck, or OMP_NUM_THREADS in the environment");
   }
 
   /// Rows of feed-forward layers that go through them in groups.

@@ -13,7 +13,7 @@ namespace {
 
 /// Whether the state is one whose loss means something: throws what is wrong with it.
 void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
-                 std::string_view weights, int threads) {
+                 std::string_view weights) {
   const deck::Deck& deck = loaded.deck;
   const bool fresh_head = deck.model.init_head == HeadWeights::fresh;
   if (!start && (!deck.model.init_from || fresh_head)) {
@@ -34,7 +34,6 @@ void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheck
   }
   if (!start) return;
   if (start->lacks_averaged_weights) throw no_averaged_weights(start->path);
-  check_same_threads(loaded, *start, threads);
   if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
     throw io::non_finite_error(
         fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,
@@ -60,7 +59,7 @@ TrainedEngine::TrainedEngine(const deck::LoadedDeck& loaded, const Job& job,
         remark(control_,
                fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why));
       });
-  control_.together([&] { check_start(loaded, start, weights, engine_.threads()); });
+  control_.together([&] { check_start(loaded, start, weights); });
   if (start) {
     check_same_codes(loaded, *start, control_, engine_.state());
     if (const auto note = code_errors_note(deck_.model.frozen, control_, engine_.state()))

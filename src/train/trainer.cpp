@@ -105,7 +105,6 @@ void Trainer::start_or_resume() {
     run_.course.set_length();
     return;
   }
-  control.together([&] { check_same_threads(run_.loaded, *from, engine.threads()); });
   check_same_codes(run_.loaded, *from, control, engine.state());
   check_data(*from);
   const bool own = from->path.parent_path() == checkpoints;
@@ -161,7 +160,6 @@ io::CheckpointHeader Trainer::header() const {
   io::CheckpointHeader h;
   run_.course.save_to(h);
   guards_->save_to(h);
-  h.threads = run_.engine->threads();
   h.data = run_.data_files;
   h.layout = setup::layout_of(run_.engine->inputs());
   // Exceptions that the user has accepted count for this start, not for those that resume from

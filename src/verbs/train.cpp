@@ -80,8 +80,7 @@ DeckOnRanks load(const DeckOptions& options, Layout layout, std::int64_t ranks) 
   const io::CheckpointHeader header = io::read_manifest(checkpoint->path).header;
   if (layout == Layout::as_written)
     return {deck::parse_deck(header.deck, name, sets), std::move(checkpoint)};
-  auto [loaded, note] = train::fit_to_ranks(
-      {.text = header.deck, .name = name, .threads = header.threads}, sets, ranks);
+  auto [loaded, note] = train::fit_to_ranks({.text = header.deck, .name = name}, sets, ranks);
   if (!note.empty()) tell(printable(note) + "\n");
   return {std::move(loaded), std::move(checkpoint)};
 }

@@ -21,8 +21,7 @@ LLAMA = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2, "mod
 LATENT = {**LLAMA, "model__kv_heads": 4, "model__head_dim": 12, "model__value_dim": 10,
           "model__kv_latent": 16, "model__q_latent": 24, "model__rope_dim": 8,
           "model__rope_pairs": "neighbours"}
-ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 4, "run__threads": 1,
-              "run__steps": 4}
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 4, "run__steps": 4}
 
 
 def mesh(data=1, pipeline=1, tensor=1, **more):
@@ -182,7 +181,7 @@ class SameBits(LayoutTest):
                           "model__ffn_hidden": 50, "model__vocab": 101},
                          [mesh(tensor=2), mesh(tensor=4), mesh(data=2, tensor=4, zero__stage=3)])
 
-    def test_needs(self):
+    def test_51_needs(self):
         """What cannot hold is an error of the deck that names the key."""
         for key, changes in {
             "run.reproducible_tensor": {"run__reproducible_tensor": 3},
@@ -199,17 +198,13 @@ class SameBits(LayoutTest):
                 self.assertEqual(job.codes, [2] * 4, job.output)
                 self.assertIn(key, job.output)
 
-    def test_51_other_threads_on_resume(self):
-        """A product's bits depend on them."""
-        deck = self.deck("threads", tiny_deck(self.corpus, **GPT2, **ANY_LAYOUT,
-                                              checkpoint__every=4))
-        self.train(2, deck)
-        more = ["--set", "run.steps=5"]
-        job = self.run_job(2, "train", deck, *more, "--set", "run.threads=2", each=True)
-        self.assertEqual(job.codes, [2, 2], job.output)
-        self.assertIn("run.threads", job.output)
-        job = self.run_job(1, "train", deck, *more, each=True)
-        self.assertEqual(job.codes, [0], job.output)
+    def test_56_threads(self):
+        """A product's bits do not depend on them."""
+        for precision in ("f32", "bf16"):
+            self.assert_same({**LLAMA, **ANY_LAYOUT, "run__threads": 1,
+                              "precision__compute": precision}, [
+                mesh(run__threads=3), mesh(data=2, run__threads=2, zero__stage=3),
+                mesh(tensor=2, run__threads=4)])
 
 
 class NearlySame(LayoutTest):

@@ -8,7 +8,8 @@
 
 namespace tessera::kernels {
 
-inline constexpr std::int64_t kQueryChunk = 256;  // queries that share one packing of the keys
+inline constexpr std::int64_t kQueryChunk = 256;   // queries that share one packing of the keys
+inline constexpr std::int64_t kMostBlockRows = 6;  // of scores that are made at once
 
 /// Queries [t.begin, t.end) of one head: the unit of forward work.
 struct AttentionUnit {

@@ -1,5 +1,5 @@
 // Products of a few rows with a matrix that is read once, from where it lies.
-#include "kernels/cpu/hot/codes.hpp"
+#include "kernels/cpu/hot/coded_rows.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
@@ -13,7 +13,6 @@ constexpr int kRowsAtOnce = 2, kColumnsAtOnce = 2;
 #else
 constexpr int kRowsAtOnce = 1, kColumnsAtOnce = 1;
 #endif
-static_assert(kColumnsAtOnce <= kMostFewColumns);
 
 template <typename T>
 struct Rows {
@@ -80,23 +79,6 @@ void few_columns(const View& x, Rows<const T> own, const Stored& stored, Sums& s
                              column);
 }
 
-/// Codes of a weight, from one of its rows on.
-struct CodeRows {
-  const std::byte* codes;
-  const float* scales;
-  std::int64_t columns, block;
-};
-CodeRows code_rows(const FewRows& p, std::int64_t row) {
-  const std::int64_t columns = p.x.shape[1], block = p.codes.format.block;
-  return {row_of<std::byte>(p.weight, row),
-          row_of<const float>(p.codes.scales, 0) + row * columns / block, columns, block};
-}
-/// Whether rows are whole blocks, and blocks whole vectors.
-bool has_whole_blocks(const FewRows& p) {
-  const std::int64_t block = p.codes.format.block;
-  return p.x.shape[1] % block == 0 && block % kLanes == 0;
-}
-
 /// sums[r][column + c] = x[r] . w[c] of whole blocks, with the bits of dot_rows().
 template <int kRows, int kColumns, BlockType kType, typename T>
 inline void dot_codes(Rows<const float> x, const CodeRows& w, Sums& sums, std::int64_t column) {
@@ -134,46 +116,18 @@ void dot_codes(const View& x, const CodeRows& w, Sums& sums, std::int64_t column
   dot_codes<kRows, kColumns, kType, T>({row_of<const float>(x, 0), x.ld}, w, sums, column);
 }
 
-/// Elements of rows of codes in whole blocks, as kernels::SumQuantized makes them.
-template <BlockType kType, typename T>
-void decode_blocks(const CodeRows& w, std::int64_t rows, T* to) {
-  constexpr std::int64_t kBits = kBitsOf<kType>;
-  const std::int64_t blocks = rows * w.columns / w.block;
-  const std::byte* codes = w.codes;
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const BlockValues<kType, T> values(w.scales[b]);
-    for (std::int64_t i = 0; i < w.block; i += kLanes, codes += kLanes * kBits / 8, to += kLanes)
-      store_values(to, values.at(codes));
-  }
-}
-/// The same of any elements.
-template <BlockType kType, typename T>
-void decode(const FewRows& p, Range elements, T* to) {
-  const std::int64_t block = p.codes.format.block;
-  const auto* scales = row_of<const float>(p.codes.scales, 0);
-  for (std::int64_t i = elements.begin; i < elements.end;) {
-    const Vec scale(scales[i / block]);
-    const std::byte* codes = p.weight.data + i * kBitsOf<kType> / 8;
-    const std::int64_t n = at_most((i / block + 1) * block, elements.end) - i;
-    for_vectors(
-        n, [&](std::int64_t at, std::int64_t count) __attribute__((always_inline)) {
-          store(to + at, load_values<kType>(codes + at * kBitsOf<kType> / 8, scale, count), count);
-        });
-    i += n, to += n;
-  }
-}
-
 /// A weight of elements, multiplied from where they lie.
 template <typename T>
 struct StoredWeight {
   const FewRows& p;
+  View x;  // as floats
   /// Sums with rows [first, first + kColumns).
   template <int kColumns>
   void multiply(std::int64_t first, Sums& sums, std::int64_t column) const {
     const Rows<const T> own{row_of<const T>(p.weight, first), p.weight.ld};
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     const Stored stored{reinterpret_cast<const std::byte*>(own.data), own.ld * kSize, kSize * 8};
-    few_columns<kColumns, T>(p.x, own, stored, sums, column);
+    few_columns<kColumns, T>(x, own, stored, sums, column);
   }
 };
 
@@ -182,20 +136,16 @@ struct StoredWeight {
 template <BlockType kType, typename T>
 struct CodedWeight {
   const FewRows& p;
+  View x;  // as floats
   T* elements;
   template <int kColumns>
   void multiply(std::int64_t first, Sums& sums, std::int64_t column) const {
-    const std::int64_t rows = p.x.shape[0], k = p.x.shape[1];
-    const bool whole = has_whole_blocks(p);
-    if (whole && rows <= kRowsAtOnce)
-      return dot_codes<kRowsAtOnce, kColumns, kType, T>(p.x, code_rows(p, first), sums, column);
-    if (whole) {
-      decode_blocks<kType, T>(code_rows(p, first), kColumns, elements);
-    } else {
-      decode<kType, T>(p, {first * k, (first + kColumns) * k}, elements);
-    }
+    if (has_whole_blocks(p) && p.x.shape[0] <= kRowsAtOnce)
+      return dot_codes<kRowsAtOnce, kColumns, kType, T>(x, code_rows(p, first), sums, column);
+    const std::int64_t k = x.shape[1];
+    decode_rows<kType, T>(p, {first, first + kColumns}, elements, k);
     const Stored stored{row_of<std::byte>(p.weight, first), p.weight.ld, kBitsOf<kType>};
-    few_columns<kColumns, T>(p.x, {elements, k}, stored, sums, column);
+    few_columns<kColumns, T>(x, {elements, k}, stored, sums, column);
   }
 };
 
@@ -218,6 +168,11 @@ void few_rows_block(const FewRows& p, const Weight& weight, Range columns) {
     store(row_of<Y>(p.y, r) + columns.begin, load(sums[r], count) + added, count);
 }
 
+/// What pack_few_rows() makes.
+View floats_of(const FewRows& p) {
+  return View(p.packed, DType::f32, {p.x.shape[0], p.x.shape[1]});
+}
+
 template <typename Weight>
 void few_rows(const FewRows& p, const Weight& weight, Range columns) {
   with_type(p.y.type, [&]<typename Y>() {
@@ -228,12 +183,23 @@ void few_rows(const FewRows& p, const Weight& weight, Range columns) {
 
 }  // namespace
 
-void multiply_few_rows(const FewRows& p, Range columns, std::byte* elements) {
-  with_type(p.type, [&]<typename T>() {
-    if (p.codes.scales.data == nullptr) return few_rows(p, StoredWeight<T>{p}, columns);
+FewRowsScratch few_rows_scratch(const FewRows& p) {
+  const std::int64_t k = p.x.shape[1];
+  return {.packed = p.x.type == DType::f32 ? 0 : p.x.shape[0] * k * std::int64_t{sizeof(float)},
+          .weight = p.codes ? kColumnsAtOnce * k * size_of(p.x.type) : 0};
+}
+
+void pack_few_rows(const FewRows& p) {
+  convert(p.x, floats_of(p), Write::overwrite, {0, p.x.shape[0]});
+}
+
+void multiply_few_rows(const FewRows& p, Range columns, std::byte* weight) {
+  const View x = p.packed == nullptr ? p.x : floats_of(p);
+  with_type(p.x.type, [&]<typename T>() {
+    if (!p.codes) return few_rows(p, StoredWeight<T>{p, x}, columns);
     with_block_type(p.codes.format.type, [&]<BlockType kType>() {
       if constexpr (kType != BlockType::sign)
-        few_rows(p, CodedWeight<kType, T>{p, reinterpret_cast<T*>(elements)}, columns);
+        few_rows(p, CodedWeight<kType, T>{p, x, reinterpret_cast<T*>(weight)}, columns);
     });
   });
 }

@@ -19,17 +19,21 @@
 
 namespace tessera::kernels {
 
-/// Rows of x that multiply_few_rows takes, and rows of a weight of codes that it turns into
-/// elements at once.
-inline constexpr std::int64_t kMostFewRows = 32, kMostFewColumns = 4;
+/// Rows of x that multiply_few_rows takes.
+inline constexpr std::int64_t kMostFewRows = 32;
 
 /// y = x W^T + b, where x is few rows.
 struct FewRows {
-  View x;       // (M, K) f32
-  View weight;  // (N, K)
+  View x;       // (M, K)
+  View weight;  // (N, K), of x's type or codes
   WeightCodes codes;
   View bias, y;
-  DType type = DType::f32;  // of the weight's elements
+  std::byte* packed = nullptr;  // what pack_few_rows makes of x; null where it needs no bytes
+};
+/// Bytes of x packed, and, for each thread, of rows of the weight that are not multiplied as they
+/// lie.
+struct FewRowsScratch {
+  std::int64_t packed = 0, weight = 0;
 };
 
 /// The list of these functions, with their types: the table, what the files of hot/ define, and the
@@ -85,13 +89,13 @@ struct FewRows {
   F(moment_ratio, std::int64_t(const MomentRatio&, Range elements)) \
   /* out = x * factor, for matrices of equal shape. */ \
   F(scale, void(const View& x, float factor, const View& out, Range rows)) \
-  /* How many elements along the depth of a product are one word of its operands. */ \
-  F(elements_of_word, std::int64_t(DType)) \
+  F(product_form, ProductForm(DType)) \
   /* The part's rows of the left operand. */ \
   F(pack_left, void(const Product&, const ProductPart&)) \
   F(multiply_part, void(const Product&, const ProductPart&)) \
-  /* In these columns. `elements`: room for kMostFewColumns rows of a weight of codes. */ \
-  F(multiply_few_rows, void(const FewRows&, Range columns, std::byte* elements)) \
+  F(few_rows_scratch, FewRowsScratch(const FewRows&)) \
+  F(pack_few_rows, void(const FewRows&)) \
+  F(multiply_few_rows, void(const FewRows&, Range columns, std::byte* weight)) \
   F(row_squares, void(const RowSquares&, Range rows)) \
   F(scale_columns, void(const ScaleColumns&, Range rows)) \
   F(magnitude_backward, void(const MagnitudeBackward&, Range columns)) \
@@ -119,6 +123,11 @@ struct FewRows {
   F(sum_quantized, void(const SumQuantized&, const SlotLayout&, Range blocks)) \
   F(requantize_sum, void(const RequantizeSum&, const SlotLayout&, Range blocks, float* numbers))
 // clang-format on
+
+/// Those of them that are also compiled for instructions for matrices.
+#define TESSERA_EACH_MATRIX_KERNEL(F) \
+  F(product_form)                     \
+  F(pack_left) F(multiply_part) F(few_rows_scratch) F(pack_few_rows) F(multiply_few_rows)
 
 struct HotKernels {
 #define TESSERA_POINTER(name, ...) std::add_pointer_t<__VA_ARGS__> name;

@@ -32,12 +32,12 @@ inline void clear(float* x, std::int64_t n) {
 }
 
 #ifdef __AVX512F__
-/// to (16, 64 apart) = sixteen rows of sixteen words of 4 bytes, transposed.
-TESSERA_INLINE void turn_square(const void* from, std::int64_t ld, void* to) {
+/// to (16, to_ld) = sixteen rows of sixteen words of 4 bytes, `step` bytes apart, transposed.
+TESSERA_INLINE void turn_square(const void* from, std::int64_t step, void* to, std::int64_t to_ld) {
   constexpr __mmask8 kPairs = 0xff;
   __m512i a[kLanes], b[kLanes];
   for (int i = 0; i < kLanes; ++i)
-    a[i] = _mm512_loadu_si512(static_cast<const std::uint32_t*>(from) + i * ld);
+    a[i] = _mm512_loadu_si512(static_cast<const std::byte*>(from) + i * step);
   // Words of two rows, then of four, side by side in each quarter of a register.
   for (int i = 0; i < kLanes; i += 2) {
     b[i] = _mm512_maskz_unpacklo_epi32(kAllLanes, a[i], a[i + 1]);
@@ -60,7 +60,7 @@ TESSERA_INLINE void turn_square(const void* from, std::int64_t ld, void* to) {
                                _mm512_maskz_shuffle_i32x4(kAllLanes, even, even_behind, 0xdd),
                                _mm512_maskz_shuffle_i32x4(kAllLanes, odd, odd_behind, 0xdd)};
     for (int q = 0; q < 4; ++q)
-      _mm512_storeu_si512(static_cast<std::uint32_t*>(to) + (4 * q + c) * kTile, columns[q]);
+      _mm512_storeu_si512(static_cast<std::uint32_t*>(to) + (4 * q + c) * to_ld, columns[q]);
   }
 }
 #endif
@@ -75,7 +75,8 @@ void turn_words(const Word* packed, std::int64_t tokens, std::int64_t words, std
     std::int64_t t = 0;
 #ifdef __AVX512F__
     for (; d1 - d0 == kLanes && t + kLanes <= tokens; t += kLanes)
-      turn_square(packed + t * ld + d0, ld, to + d0 * kTile + t);
+      turn_square(packed + t * ld + d0, ld * std::int64_t{sizeof(Word)}, to + d0 * kTile + t,
+                  kTile);
 #endif
     for (; t < tokens; ++t) {
       for (std::int64_t d = d0; d < d1; ++d) to[d * kTile + t] = packed[t * ld + d];

@@ -3,19 +3,14 @@
 #include "kernels/cpu/hot/product.hpp"
 
 #include "kernels/cpu/hot/kernels.hpp"
-#include "kernels/cpu/hot/operands.hpp"
+#include "kernels/cpu/hot/product_parts.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-static_assert(kPackedRows % kBlockRows == 0 && kMostBlockRows % kBlockRows == 0);
+static_assert(kPackedRows % kBlockRows == 0);
 
 constexpr std::int64_t kWordsAtOnce = 64;  // of the depth, packed by way of the first-level cache
-
-/// The block of an operand at these rows and columns of its view.
-Block block_of(const View& v, Range rows, Range columns) {
-  return Block{v.data, v.type, v.ld, rows.count(), columns.count()}.from(rows.begin, columns.begin);
-}
 
 /// Asks for a block of memory, some lines at a time, while others are multiplied.
 class Ahead {
@@ -49,12 +44,6 @@ void for_words(Range depth, F&& f) {
   constexpr std::int64_t kElements = kWordsAtOnce * O::kOfWord;
   for (std::int64_t k = depth.begin; k < depth.end; k += kElements)
     f((k - depth.begin) / O::kOfWord, Range{k, at_most(k + kElements, depth.end)});
-}
-
-/// Columns of the right operand as they lie.
-Block tile_of(const Product& p, Range columns, Range depth) {
-  return p.b_stored == Stored::straight ? block_of(p.b, depth, columns)
-                                        : block_of(p.b, columns, depth);
 }
 
 /// to (words of the depth, 64) = these columns of the right operand; columns up to a whole vector
@@ -115,30 +104,6 @@ TileA<typename O::Word> left_of(const Product& p, const ProductPart& part, std::
   return {packed + r * row_words<O>(part.depth), row_words<O>(part.depth), 1};
 }
 
-/// c (+)= sums + bias in a tile.
-template <typename T>
-void finish_rows(const Product& p, TileC sums, Range rows, Range columns) {
-  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-    const float* sum = sums.data + (r - rows.begin) * sums.ld;
-    T* to = row_of<T>(p.c, r) + columns.begin;
-    for_vectors(
-        columns.count(), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-          Vec x = load(sum + i, kLanes);
-          if (p.bias.data != nullptr) {
-            with_type(
-                p.bias.type, [&]<typename B>() __attribute__((always_inline)) {
-                  x = x + load(row_of<const B>(p.bias, 0) + columns.begin + i, count);
-                });
-          }
-          if (p.write == Write::add) x = load(to + i, count) + x;
-          store(to + i, x, count);
-        });
-  }
-}
-void finish(const Product& p, TileC sums, Range rows, Range columns) {
-  with_type(p.c.type, [&]<typename T>() { finish_rows<T>(p, sums, rows, columns); });
-}
-
 /// Asks for a tile of c, which is written when its sums are made.
 void ask_for_result(const Product& p, Range rows, Range columns) {
   const std::int64_t size = size_of(p.c.type);
@@ -153,13 +118,10 @@ void multiply_tile(const Product& p, const ProductPart& part, Range columns,
                    const typename O::Word* right, Ahead ahead) {
   const int vecs = static_cast<int>(ceil_div(columns.count(), kLanes));
   alignas(64) float own[kBlockRows * kTile];
-  const std::int64_t tile = (columns.begin - part.first_column) / kTile;
   for (std::int64_t r = part.rows.begin; r < part.rows.end; r += kBlockRows) {
     const Range rows{r, at_most(r + kBlockRows, part.rows.end)};
     ahead.ask();
-    TileC sums{own, kTile};
-    if (part.sums != nullptr)
-      sums.data = part.sums + (tile * part.block_rows.count() + r - part.block_rows.begin) * kTile;
+    const TileC sums = sums_of(part, rows, columns, own);
     if (part.last) ask_for_result(p, rows, columns);
     O::multiply(rows.count(), vecs, part.depth.count(), left_of<O>(p, part, r), {right, kTile},
                 sums, part.depth.begin == 0 ? Write::overwrite : Write::add);
@@ -169,10 +131,11 @@ void multiply_tile(const Product& p, const ProductPart& part, Range columns,
 
 }  // namespace
 
-std::int64_t elements_of_word(DType type) {
-  std::int64_t elements = 1;
-  with_operands(type, [&]<typename O>() { elements = O::kOfWord; });
-  return elements;
+// A packed tile lies in the second-level cache.
+ProductForm product_form(DType type) {
+  ProductForm form{.block_rows = kBlockRows, .depth_words = 1536, .packing = 9};
+  with_operands(type, [&]<typename O>() { form.word = form.whole_depth = O::kOfWord; });
+  return form;
 }
 
 void pack_left(const Product& p, const ProductPart& part) {

@@ -29,7 +29,17 @@ struct Product {
 inline constexpr std::int64_t kTile = 64;
 /// Rows of the left operand that are packed at once: whole register blocks.
 inline constexpr std::int64_t kPackedRows = 96;
-inline constexpr std::int64_t kMostBlockRows = 6;  // of a register block, which divides these
+
+/// How operands of a type are packed and multiplied.
+struct ProductForm {
+  std::int64_t word = 1;         // elements along the depth that are multiplied at once
+  std::int64_t whole_depth = 1;  // elements that rows of the left operand are padded to
+  std::int64_t block_rows = 1;   // of a block of registers
+  std::int64_t depth_words = 1;  // of a block of a product, at most
+  std::int64_t right_words =
+      0;                     // of the depth of all tiles that are packed at once; one at least is
+  std::int64_t packing = 0;  // what packing a tile takes, in rows that it could be multiplied by
+};
 
 /// What one thread packs or makes of a block of a product. The depth goes on in order, in one block
 /// after another.
@@ -41,7 +51,7 @@ struct ProductPart {
   /// packed_bytes() of the left operand's rows of the block, or null: they are multiplied from
   /// where they lie.
   std::byte* left = nullptr;
-  std::byte* right = nullptr;  // scratch, packed_bytes() of 64 columns
+  std::byte* right = nullptr;  // scratch for tiles of 64 columns that are packed at once
   /// (columns / 64, rows, 64) sums of the block so far, or null: the depth is whole.
   float* sums = nullptr;
 };

@@ -1,7 +1,6 @@
 #include "train/state/fit_ranks.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <optional>
@@ -31,10 +30,11 @@ struct Grid {
 class Fitter {
  public:
   Fitter(const SavedDeck& saved, std::span<const std::string> sets)
-      : saved_(saved), own_(own_deck(saved)), sets_(sets.begin(), sets.end()) {
+      : saved_(saved),
+        own_(deck::parse_deck(saved.text, saved.name, {}).deck),
+        sets_(sets.begin(), sets.end()) {
     add("fault.inject", "[]");  // of training, and of ranks that may not be there
     add("parallel.data", "0");
-    if (layout_mode()) add("run.threads", std::to_string(saved.threads));
     if (!own_.batch.curriculum.empty()) add("batch.curriculum", "{}");
     if (own_.batch.ramp.empty()) return;
     add("batch.global", std::to_string(optim::Timeline(own_.batch, 0).global(1)));
@@ -87,12 +87,6 @@ class Fitter {
   }
 
  private:
-  /// The deck without the user's changes. In layout mode a deck is valid only with a number of
-  /// threads, hence the checkpoint's.
-  static deck::Deck own_deck(const SavedDeck& saved) {
-    const std::array threads{fmt::format("run.threads={}", saved.threads)};
-    return deck::parse_deck(saved.text, saved.name, threads).deck;
-  }
   bool layout_mode() const { return own_.run.reproducible == deck::Reproducible::layout; }
 
   bool users(std::string_view key) const {

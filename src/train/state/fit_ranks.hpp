@@ -17,7 +17,6 @@ bool sets_key(std::string_view set, std::string_view key);
 struct SavedDeck {
   std::string text;
   std::string name;  // for messages
-  int threads = 1;   // of a rank that wrote it
 };
 
 struct FittedDeck {
@@ -28,8 +27,8 @@ struct FittedDeck {
 /// The deck, under `sets` of the user's, as `ranks` ranks can evaluate it: with the deck's tensor
 /// and pipeline sizes if they fit, else with the nearest that do, and where that is not enough with
 /// smaller micro-batches. What `sets` name is never changed. The same sequences are evaluated, and
-/// in layout mode the loss has the same bits: its micro-batches and threads stay. Throws DeckError,
-/// with what would do, where nothing fits.
+/// in layout mode the loss has the same bits: its micro-batches stay. Throws DeckError, with what
+/// would do, where nothing fits.
 FittedDeck fit_to_ranks(const SavedDeck& saved, std::span<const std::string> sets,
                         std::int64_t ranks);
 

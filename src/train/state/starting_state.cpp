@@ -449,15 +449,4 @@ std::string source_of(const LoadedCheckpoint& checkpoint) {
   return in_full.empty() ? checkpoint.deck.model.init_from.value_or("") : in_full;
 }
 
-void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
-  const bool imported = from.header.step == 0,
-             layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
-  if (imported || !layout || from.header.threads == threads) return;
-  throw DeckError(
-      fmt::format("{}: {} was made with {} a rank, now there are {}, but "
-                  "run.reproducible = \"layout\" needs the same: set run.threads = {}",
-                  loaded.where("run.threads"), from.path.string(),
-                  count_text(from.header.threads, "thread"), threads, from.header.threads));
-}
-
 }  // namespace tessera::train

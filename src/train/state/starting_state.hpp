@@ -63,10 +63,6 @@ std::string source_of(const deck::Deck& deck);
 /// nothing says which directory that was relative to.
 std::string source_of(const LoadedCheckpoint& checkpoint);
 
-/// The bits of products depend on the number of threads: in layout mode, throws DeckError where
-/// `threads` of a rank are not as many as the checkpoint was made with.
-void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
-
 /// The directory of model.init_from, as far as its weights are taken. DeckError where it has codes
 /// and the deck wants others.
 io::HfModel open_init_from(const deck::Deck& deck);

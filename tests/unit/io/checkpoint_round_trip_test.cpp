@@ -36,7 +36,6 @@ io::CheckpointHeader full_header() {
                     std::numeric_limits<double>::infinity(),
                     -std::numeric_limits<double>::infinity(),
                     3.0};
-  h.threads = 3;
   h.data = {{.path = "a.bin", .bytes = 12, .hash = ~std::uint64_t{0}}, {.path = "a.idx"}};
   h.layout = {.world = 8, .mesh = {.tensor = 2, .data = 2, .pipeline = 2}, .zero_stage = 3};
   h.deck = "[run]\nname = \"\u00fc \\ \t\"\n";
@@ -88,7 +87,6 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
   EXPECT_EQ(after.loss_scale, before.loss_scale);
   EXPECT_EQ(after.scaler_good_steps, before.scaler_good_steps);
   EXPECT_EQ(after.scaler_hysteresis_left, before.scaler_hysteresis_left);
-  EXPECT_EQ(after.threads, before.threads);
   EXPECT_EQ(after.data, before.data);
   EXPECT_EQ(after.layout, before.layout);
   EXPECT_EQ(after.deck, before.deck);

@@ -50,7 +50,7 @@ class Coded {
 /// f(device, type of elements, format), of devices that multiply codes.
 template <typename F>
 void for_formats(F&& f) {
-  for (const Isa isa : isas()) {
+  for (const Isa isa : isas_of_products()) {
     for (const DType type : kTypes) {
       for (const BlockType kept : {BlockType::int8, BlockType::int4, BlockType::nf4}) {
         for (const std::int64_t block : {16, 24, 64, 4096}) {

@@ -809,27 +809,5 @@ TEST(ExpertProducts, OfFewRowsHaveTheirScratch) {
   }
 }
 
-// So many rows that a library makes them in pieces, of which those behind the first, which are
-// added, are as large as there is scratch for.
-TEST(ExpertProducts, RowsOfAnExpertThatAreAddedHaveTheirScratch) {
-  const std::int64_t rows = 2048 + 1024, out = 512, in = 256;
-  for_devices_of_products([&](Device& device, DType type) {
-    const auto x = Tensor::random(type, {rows, in}, 1), d_y = Tensor::random(type, {rows, out}, 2);
-    const Tensor begins(DType::i32, {2}), d_w(DType::f32, {out, in});
-    begins.view().as<std::int32_t>()[1] = static_cast<std::int32_t>(rows);
-    run(device,
-        ExpertLinearBackwardWeight{
-            .d_y = d_y.view(), .x = x.view(), .begins = begins.view(), .d_weight = d_w.view()});
-    for (std::int64_t at = 0; at < d_w.size(); at += 4099) {
-      double sum = 0, size = 0;
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const double term = d_y[r * out + at / in] * x[r * in + at % in];
-        sum += term, size += std::abs(term);
-      }
-      EXPECT_NEAR(d_w[at], sum, 1.01 * 0x1p-24 * static_cast<double>(rows) * size) << at;
-    }
-  });
-}
-
 }  // namespace
 }  // namespace tessera::kernels::test

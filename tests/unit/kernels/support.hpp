@@ -138,6 +138,12 @@ inline std::vector<Isa> isas() {
   if (best_isa() >= Isa::v4) all.push_back(Isa::v4);
   return all;
 }
+/// And that with instructions for matrices, which only products of bf16 have.
+inline std::vector<Isa> isas_of_products() {
+  std::vector<Isa> all = isas();
+  if (best_isa() == Isa::amx) all.push_back(Isa::amx);
+  return all;
+}
 inline const std::vector<DType> kTypes = {DType::f32, DType::bf16, DType::f16};
 /// Those of a GPU: sanitizers need not see f16 on an emulated one, which has the kernels of bf16.
 inline std::vector<DType> gpu_types() {
@@ -180,12 +186,12 @@ inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) 
   }
 }
 
-/// The same, and products of bf16 by oneDNN, which machines with instructions for matrices have.
+/// The same, and bf16 with instructions for matrices.
 inline void for_devices_of_products(const std::function<void(Device&, DType)>& f) {
   for_devices_and_types(f);
-  if (gpu() == Gpu::real) return;
-  SCOPED_TRACE("library");
-  f(*make_cpu_device({.threads = 2, .library = true}), DType::bf16);
+  if (gpu() == Gpu::real || best_isa() != Isa::amx) return;
+  SCOPED_TRACE(enum_word(Isa::amx));
+  f(*make_cpu_device({.threads = 2, .isa = Isa::amx}), DType::bf16);
 }
 
 /// How many roundings a term of a sum over a row of n goes through. On a CPU sixteen lanes add n /

@@ -13,7 +13,7 @@ using deck::expect_contains;
 
 /// The small deck (2 layers, 4 heads, batches of 8) as a checkpoint says it.
 SavedDeck saved(std::vector<std::string> sets) {
-  return {.text = to_toml(deck::small_deck(sets).deck), .name = "step_00000010", .threads = 3};
+  return {.text = to_toml(deck::small_deck(sets).deck), .name = "step_00000010"};
 }
 
 /// "pipeline x tensor, micro-batch"
@@ -97,22 +97,18 @@ TEST(FitToRanks, SaysWhatWouldFit) {
   EXPECT_EQ(fitted(from, 5, {"batch.global=5"}), "1 x 1, 1");
 }
 
-/// Layout mode has the same bits on other grids, but not with other micro-batches or threads.
+/// Layout mode has the same bits on other grids, but not with other micro-batches.
 TEST(FitToRanks, KeepsTheBitsOfLayoutMode) {
-  const SavedDeck from =
-      saved({"run.reproducible=layout", "run.reproducible_tensor=2", "run.threads=3",
-             "batch.micro=4", "parallel.tensor=2", "parallel.pipeline=2"});
+  const SavedDeck from = saved({"run.reproducible=layout", "run.reproducible_tensor=2",
+                                "batch.micro=4", "parallel.tensor=2", "parallel.pipeline=2"});
   for (const std::int64_t ranks : {1, 2, 4, 8}) {
     const deck::Deck d = fit_to_ranks(from, {}, ranks).loaded.deck;
     EXPECT_EQ(d.batch.micro, 4);
     EXPECT_EQ(d.batch.global, 8);
-    EXPECT_EQ(d.run.threads, 3);
     EXPECT_EQ(d.run.reproducible_tensor, 2);
   }
   EXPECT_EQ(fitted(from, 2), "1 x 2, 4") << "not tensor = 4, which layout mode does not cover";
   expect_contains(refusal(from, 16), "or 8 ranks");
-  EXPECT_EQ(
-      fit_to_ranks(from, std::vector<std::string>{"run.threads=1"}, 1).loaded.deck.run.threads, 1);
 }
 
 }  // namespace
