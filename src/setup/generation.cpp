@@ -14,6 +14,13 @@ namespace {
 constexpr std::array<std::int64_t, 7> kPromptTokens = {16, 32, 64, 128, 256, 512, 1024};
 /// Tokens of all prompts in one pass.
 constexpr std::int64_t kTokensOfAll = 4096;
+/// Tokens of several prompts that go together; and of one that does so, at least: a CPU multiplies
+/// fewer rows in another way, so that a prompt's bits would depend on whether others are there.
+constexpr std::int64_t kTokensTogether = 512, kLeastTogether = 64;
+
+bool is_one_by_one(Prefill prefill) {
+  return prefill == Prefill::one || prefill == Prefill::several;
+}
 
 }  // namespace
 
@@ -40,8 +47,9 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
   return {.slots = slots,
           .room = room,
           .prefill = experts               ? Prefill::all_alike
-                     : fetched && !layouts ? Prefill::all
-                                           : Prefill::one,
+                     : layouts            ? Prefill::one
+                     : fetched            ? Prefill::all
+                                          : Prefill::several,
           .micro_batches = layouts || shards || experts ? 1 : deck.parallel.pipeline};
 }
 
@@ -56,14 +64,25 @@ std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
                              .room = size.room};
   std::vector<plan::PlanShape> shapes{each};
   plan::PlanShape prompts = each;
-  if (size.prefill == Prefill::one) prompts.micro = prompts.micro_batches = 1;
+  if (is_one_by_one(size.prefill)) prompts.micro = prompts.micro_batches = 1;
   std::int64_t most = std::min(kPromptTokens.back(), std::max<std::int64_t>(2, size.room));
-  if (size.prefill != Prefill::one)
+  if (!is_one_by_one(size.prefill))
     most = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2, most);
   for (const std::int64_t tokens : kPromptTokens) {
     prompts.sequence = std::min(tokens, most);
     if (tokens >= most || size.prefill != Prefill::all_alike) shapes.push_back(prompts);
     if (tokens >= most) break;
+  }
+  return shapes;
+}
+
+std::vector<plan::PlanShape> together_shapes(const DecoderSize& size) {
+  std::vector<plan::PlanShape> shapes;
+  if (size.prefill != Prefill::several) return shapes;
+  const std::vector<plan::PlanShape> all = decoder_shapes(size);
+  for (plan::PlanShape shape : std::span(all).subspan(1)) {
+    shape.micro = std::min(size.slots, kTokensTogether / shape.sequence);
+    if (shape.sequence >= kLeastTogether && shape.micro > 1) shapes.push_back(shape);
   }
   return shapes;
 }
@@ -76,6 +95,7 @@ plan::PlanShape renewing_shape(const DecoderSize& size) {
 
 std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const DecoderSize& size) {
   std::vector<plan::PlanShape> shapes = decoder_shapes(size);
+  std::ranges::copy(together_shapes(size), std::back_inserter(shapes));
   const auto* secondary = std::get_if<deck::Secondary>(&deck.zero.secondary);
   const bool kept = secondary == nullptr || *secondary == deck::Secondary::node,
              shards = deck.zero.stage >= first_stage(&Sharding::parameters);

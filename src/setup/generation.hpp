@@ -19,9 +19,11 @@ inline constexpr std::int64_t kMostSequences = 4096;
 
 /// How prompts go through the model.
 enum class Prefill : std::uint8_t {
-  one,  // one after another, each in as few passes as its tokens need
-  all,  // side by side, some tokens of each in every pass, in as few as the longest needs: where
-        // passes cost more than tokens, as they do where parameters come from elsewhere
+  one,      // one after another, each in as few passes as its tokens need
+  several,  // the same, but ends of prompts that are nearly as long as each other go together, so
+            // that the device has enough to do
+  all,        // side by side, some tokens of each in every pass, in as few as the longest needs: where
+              // passes cost more than tokens, as they do where parameters come from elsewhere
   all_alike,  // the same in passes of one shape, of which ranks that divide experts send each other
               // tokens
 };
@@ -42,6 +44,10 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
 
 /// Of single tokens, then of prompts, from small to large.
 std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
+
+/// Where prompts go together (Prefill::several): passes of as many as are worth it, from few tokens
+/// to many.
+std::vector<plan::PlanShape> together_shapes(const DecoderSize& size);
 
 /// Of single tokens, as it brings up to date what ranks have of parameters (PlanShape::renews).
 plan::PlanShape renewing_shape(const DecoderSize& size);

@@ -247,6 +247,21 @@ class Layouts(Generate):
             for p, q in zip(whole, parts, strict=True):
                 self.assertAlmostEqual(p, q, delta=5e-6)
 
+    def test_prompts_that_go_together(self):
+        """Each gets what it gets alone, to the bit. Of eight prompts at once six are in one pass, of 33 to 64
+        tokens; those that follow have passes of their own."""
+        deck = tiny_deck(self.dir / "data", **{**LLAMA, "model__vocab": 256, "model__context": 128,
+                                               "run__steps": 30, "optimizer__lr": 0.01})
+        self.train(1, self.deck("together", deck))
+        lengths = (40, 64, 33, 100, 50, 9, 45, 60, 64, 12)
+        self.write_prompts({"prompt": (" ".join(WORDS) * 20)[i:i + length]}
+                           for i, length in enumerate(lengths))
+        for kind in ("f32", "bf16"):
+            with self.subTest(kind):
+                alone, together = (self.generate("together", f"{kind}_{batch}", 1, (), "--log-probabilities",
+                                                 "--type", kind, batch=batch) for batch in (1, 8))
+                self.assertEqual(alone, together)
+
     def test_experts_without_tokens_stay_on_the_disk(self):
         """Of 32 experts a token is given to one, so that of those that are read a pass has 1/32, as elements or
         as codes; a prompt of many tokens has nearly all. Of experts of two ranks those are read to which either

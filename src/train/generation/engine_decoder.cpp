@@ -14,8 +14,10 @@ EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const setup::Decode
       size_(size),
       directory_(std::move(directory)),
       shapes_(setup::decoder_shapes(size)),
+      together_(setup::together_shapes(size)),
       lengths_(static_cast<std::size_t>(shapes_.front().slots)) {
-  TESSERA_CHECK(!in_step() || size.micro_batches == 1, "{} micro-batches of sequences, in step",
+  TESSERA_CHECK(!in_step() || (size.micro_batches == 1 && size.prefill != setup::Prefill::several),
+                "{} micro-batches of sequences, or several prompts in a pass, in step",
                 size.micro_batches);
 }
 
@@ -40,22 +42,56 @@ std::int64_t EngineDecoder::passes_of(std::span<const std::int64_t> lengths) con
 }
 
 void EngineDecoder::begin(std::span<const Prompt> prompts, const Begun& begun) {
-  if (size_.prefill != setup::Prefill::one) return begin_all(prompts, begun);
-  for (std::size_t i = 0; i < prompts.size(); ++i) begin_one(i, prompts[i], begun);
+  const bool each =
+      size_.prefill == setup::Prefill::one || size_.prefill == setup::Prefill::several;
+  each ? begin_each(prompts, begun) : begin_all(prompts, begun);
 }
 
-void EngineDecoder::begin_one(std::size_t which, const Prompt& prompt, const Begun& begun) {
+EngineDecoder::Next EngineDecoder::all_but_last(const Prompt& prompt) {
+  const auto most = static_cast<std::size_t>(shapes_.back().sequence);
   std::span<const std::int32_t> left = prompt.tokens;
-  while (!left.empty()) {
-    const plan::PlanShape& shape = shape_for(std::ssize(left));
-    const Next next{
-        .slot = prompt.slot,
-        .tokens = left.first(std::min(left.size(), static_cast<std::size_t>(shape.sequence))),
-        .all = std::ssize(left)};
-    left = left.subspan(next.tokens.size());
-    const std::span<const float> logits = pass(shape, std::span(&next, 1));
-    if (left.empty()) begun(which, logits);
+  for (; left.size() > most; left = left.subspan(most)) {
+    const Next next{.slot = prompt.slot, .tokens = left.first(most), .all = std::ssize(left)};
+    pass(shapes_.back(), std::span(&next, 1));
   }
+  return {.slot = prompt.slot, .tokens = left, .all = std::ssize(left)};
+}
+
+void EngineDecoder::begin_each(std::span<const Prompt> prompts, const Begun& begun) {
+  std::vector<Together> waiting;
+  for (const plan::PlanShape& shape : together_) waiting.push_back({shape, {}, {}});
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const Next last = all_but_last(prompts[i]);
+    const plan::PlanShape& alone = shape_for(std::ssize(last.tokens));
+    const auto own = std::ranges::find(waiting, alone.sequence,
+                                       [](const Together& t) { return t.shape.sequence; });
+    if (own == waiting.end()) {
+      begun(i, pass(alone, std::span(&last, 1)));
+      continue;
+    }
+    own->which.push_back(i);
+    own->next.push_back(last);
+    if (std::ssize(own->next) == own->shape.micro) begin_together(*own, begun);
+  }
+  for (Together& together : waiting) begin_together(together, begun);
+}
+
+/// A CPU, whose products of a row are the same beside any others, makes one after another sooner
+/// where they are few. On a GPU empty places cost little.
+void EngineDecoder::begin_together(Together& t, const Begun& begun) {
+  const std::int64_t count = std::ssize(t.next);
+  if (engine_.inputs().offload.device_is_host && 2 * count <= t.shape.micro) {
+    for (std::size_t i = 0; i < t.next.size(); ++i)
+      begun(t.which[i], pass(shape_for(t.shape.sequence), std::span(&t.next[i], 1)));
+  } else if (count > 0) {
+    t.next.resize(static_cast<std::size_t>(t.shape.micro));
+    const std::span<const float> logits = pass(t.shape, t.next);
+    const std::size_t outputs = logits.size() / t.next.size();
+    for (std::size_t i = 0; i < t.which.size(); ++i)
+      begun(t.which[i], logits.subspan(i * outputs, outputs));
+  }
+  t.which.clear();
+  t.next.clear();
 }
 
 void EngineDecoder::begin_all(std::span<const Prompt> prompts, const Begun& begun) {
