@@ -54,6 +54,7 @@ struct SaveCase {
   const char* name;
   std::int64_t step;  // 10 and 20 are there already
   bool can_exchange;  // of the file system
+  friend void PrintTo(const SaveCase& c, std::ostream* to) { *to << c.name; }
 };
 
 class Crash : public testing::TestWithParam<SaveCase> {

@@ -252,6 +252,7 @@ struct Layout {
   const char* name;
   Case c;     // the stage and what follows it are varied
   int seeds;  // of each variant
+  friend void PrintTo(const Layout& c, std::ostream* to) { *to << c.name; }
 };
 
 plan::OffloadInputs all_on(plan::Location tier, std::int64_t ahead) {

@@ -27,6 +27,7 @@ struct Case {
   Mesh mesh;
   int stage = 0;
   DType compute = DType::f32;
+  friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
 };
 
 /// What a job computed: losses and norms by (rank, step), and each rank's slice of the last state.

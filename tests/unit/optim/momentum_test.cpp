@@ -47,6 +47,7 @@ struct OneMoment {
   deck::OptimizerName rule;
   bool nesterov;
   Formula formula;
+  friend void PrintTo(const OneMoment& c, std::ostream* to) { *to << c.name; }
 };
 
 class OfOneMoment : public testing::TestWithParam<OneMoment> {
