@@ -1,5 +1,4 @@
-// Mixtures of experts on the CPU: checks arguments, divides rows over the team. A product of an
-// expert's rows that is compiled for its shape is made of pieces whose rows are powers of two.
+// Mixtures of experts on the CPU: checks arguments, divides rows over the team.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -208,7 +207,9 @@ LinearBackwardWeight piece_of(const ExpertLinearBackwardWeight& a, std::int64_t 
 }
 
 /// Rows of an expert that are multiplied at once, in pieces where codes meet few rows only.
-std::int64_t most_rows(const ExpertLinear& a) { return a.codes ? kMostFewRows : a.x.rows(); }
+std::int64_t most_rows(const ExpertLinear& a) {
+  return a.codes ? std::min(kMostFewRows, a.x.rows()) : a.x.rows();
+}
 std::int64_t most_rows(const ExpertLinearBackwardInput& a) { return a.d_y.rows(); }
 std::int64_t most_rows(const ExpertLinearBackwardWeight& a) { return a.d_y.rows(); }
 

@@ -89,7 +89,8 @@ class Bits(documents_test.DocumentsTest, LayoutTest):
     def test_every_layout_has_the_same_bits(self):
         for family in ({"model__heads": 4, "model__hidden": 32, "model__layers": 4}, LLAMA, LATENT):
             self.assert_same({**family, **ANY_LAYOUT}, [
-                (2, {"parallel__context": 2}), (4, {"parallel__context": 4, "zero__stage": 3}),
+                (2, {"parallel__context": 2, "run__threads": 3}),
+                (4, {"parallel__context": 4, "zero__stage": 3}),
                 (4, {"parallel__context": 2, "zero__stage": 2, "recompute__policy": "full"}),
                 (4, {"parallel__context": 2, "parallel__tensor": 2, "zero__stage": 1,
                      "recompute__policy": "selective"}),

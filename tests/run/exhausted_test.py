@@ -96,9 +96,9 @@ class Exhausted(RunTest):
 
     def test_a_limit_on_addresses(self):
         """From far too little to plenty. Libraries have ends of their own where they find no memory:
-        the dynamic loader (exit code 127), libgomp and libnuma where they start (1) and oneDNN where
-        it makes a product (SIGSEGV); and those that these verbs do not call, Open MPI in MPI_Init (1)
-        and HDF5 where it starts or makes a dataset (SIGSEGV, 255)."""
+        the dynamic loader (exit code 127), libgomp and libnuma where they start (1); and those that
+        these verbs do not call, Open MPI in MPI_Init (1) and HDF5 where it starts or makes a dataset
+        (SIGSEGV, 255)."""
         deck = self.deck("small", tiny_deck(self.corpus))
 
         def limited(mebibytes, verb):

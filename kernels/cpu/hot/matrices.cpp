@@ -54,14 +54,16 @@ bool lies_as_left(const FewRows& p) {
          p.weight.ld % Matrices::kOfWord == 0;
 }
 
-/// A row of codes in whole blocks as elements: with the processor's own rounding, to which numbers
-/// below the normal ones are 0, as they are to products.
+/// A row of codes in whole blocks as elements. The processor's own rounding, to which numbers below
+/// the normal ones are 0, as they are to products, is that of others: scales of 8-bit codes
+/// are normal (common/quantize), and what 4-bit ones stand for is rounded already.
 template <BlockType kType>
 TESSERA_PAIR_INSTRUCTIONS void decode_row(const CodeRows& w, bf16* to) {
   constexpr std::int64_t kBytes = kLanes * kBitsOf<kType> / 8, kAhead = 4096;
   const std::byte* codes = w.codes;
   for (std::int64_t b = 0; b < w.columns / w.block; ++b) {
-    const BlockValues<kType, float> values(w.scales[b]);
+    const BlockValues<kType, std::conditional_t<kBitsOf<kType> == 4, bf16, float>> values(
+        w.scales[b]);
     std::int64_t i = 0;
     for (; i + 2 * kLanes <= w.block; i += 2 * kLanes, codes += 2 * kBytes, to += 2 * kLanes) {
       __builtin_prefetch(codes + kAhead);

@@ -40,11 +40,12 @@ const HotKernels& amx_table() {
   return table;
 }
 
-/// Whether the processor multiplies matrices of bf16, and the kernel lets this process have the
-/// registers for it, which it is asked for (arch_prctl(2), ARCH_REQ_XCOMP_PERM).
+/// Whether the processor multiplies matrices of bf16 and rounds to it, and the kernel lets this
+/// process have the registers for it, which it is asked for (arch_prctl(2), ARCH_REQ_XCOMP_PERM).
 bool has_matrices() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  if (__builtin_cpu_supports("avx512bf16") == 0) return false;
   constexpr unsigned kBf16 = 1U << 22, kTiles = 1U << 24;
   if ((d & kBf16) == 0 || (d & kTiles) == 0) return false;
   constexpr long kAsk = 0x1023, kTileData = 18;

@@ -1,6 +1,7 @@
 // Products of few rows that multiply a weight's codes.
 #include <array>
 
+#include "core/at.hpp"
 #include "kernels/common/slots.hpp"
 #include "tests/unit/kernels/support.hpp"
 
@@ -91,29 +92,37 @@ TEST(CodedWeights, HaveTheBitsOfTheirElements) {
   });
 }
 
-// Of an expert that has more rows than are multiplied at once each is as it is by itself.
-TEST(CodedWeights, OfExpertsHaveTheBitsOfTheirElements) {
-  for_formats([](Device& device, DType type, const BlockFormat& format) {
-    if (format.block > 64) return;  // a whole number of blocks for each expert
-    const std::int64_t out = 12, in = 96, experts = 3, rows = 96;
-    const Coded coded(device, format, type, experts * out, in);
-    const auto x = Tensor::random(type, {rows, in}, 1);
-    const Tensor begins(DType::i32, {experts + 1}), got(type, {rows, out});
-    constexpr std::array kBegins = {0, 64, 64, 80};
-    for (std::size_t e = 0; e < kBegins.size(); ++e)
-      begins.view().as<std::int32_t>()[e] = kBegins[e];
-    run(device, ExpertLinear{.x = x.view(),
-                             .weight = coded.weight(),
-                             .begins = begins.view(),
-                             .y = got.view(),
-                             .codes = coded.codes()});
-    for (std::int64_t r = 0; r < 80; ++r) {
+/// Rows of three experts, of which there is room for `rows`.
+void expect_bits_of_experts(Device& device, DType type, const BlockFormat& format,
+                            std::int64_t rows, const std::array<std::int32_t, 4>& begins) {
+  const std::int64_t out = 12, in = 96, experts = 3;
+  const Coded coded(device, format, type, experts * out, in);
+  const auto x = Tensor::random(type, {rows, in}, 1);
+  const Tensor table(DType::i32, {experts + 1}), got(type, {rows, out});
+  std::ranges::copy(begins, table.view().as<std::int32_t>());
+  run(device, ExpertLinear{.x = x.view(),
+                           .weight = coded.weight(),
+                           .begins = table.view(),
+                           .y = got.view(),
+                           .codes = coded.codes()});
+  for (std::int64_t e = 0; e < experts; ++e) {
+    for (std::int64_t r = at(begins, e); r < at(begins, e + 1); ++r) {
       const Tensor want(type, {1, out});
       run(device, Linear{.x = x.view().row_range(r, 1),
-                         .weight = coded.elements().row_range(r < 64 ? 0 : 2 * out, out),
+                         .weight = coded.elements().row_range(e * out, out),
                          .y = want.view()});
       for (std::int64_t c = 0; c < out; ++c) ASSERT_EQ(got[r * out + c], want[c]) << r;
     }
+  }
+}
+
+// Of an expert that has more rows than are multiplied at once each is as it is by itself; and of
+// experts that have fewer together.
+TEST(CodedWeights, OfExpertsHaveTheBitsOfTheirElements) {
+  for_formats([](Device& device, DType type, const BlockFormat& format) {
+    if (format.block > 64) return;  // a whole number of blocks for each expert
+    expect_bits_of_experts(device, type, format, 96, {0, 64, 64, 80});
+    expect_bits_of_experts(device, type, format, 16, {0, 0, 16, 16});
   });
 }
 
