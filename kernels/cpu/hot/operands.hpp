@@ -31,9 +31,36 @@ inline void clear(float* x, std::int64_t n) {
   std::memset(x, 0, static_cast<std::size_t>(n) * sizeof(float));
 }
 
-#ifdef __AVX512F__
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/// to = eight rows of eight words of 4 bytes, transposed; rows so many bytes apart.
+TESSERA_INLINE void turn_eight(const std::byte* from, std::int64_t step, std::byte* to,
+                               std::int64_t to_step) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; ++i)
+    a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(from + i * step));
+  // Words of two rows, then of four, side by side in each half of a register.
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
+      a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xee);
+    }
+  }
+  for (int c = 0; c < 4; ++c) {
+    _mm256_storeu_ps(reinterpret_cast<float*>(to + c * to_step),
+                     _mm256_permute2f128_ps(a[c], a[4 + c], 0x20));
+    _mm256_storeu_ps(reinterpret_cast<float*>(to + (4 + c) * to_step),
+                     _mm256_permute2f128_ps(a[c], a[4 + c], 0x31));
+  }
+}
+#endif
+
 /// to (16, to_ld) = sixteen rows of sixteen words of 4 bytes, `step` bytes apart, transposed.
 TESSERA_INLINE void turn_square(const void* from, std::int64_t step, void* to, std::int64_t to_ld) {
+#if defined(__AVX512F__)
   constexpr __mmask8 kPairs = 0xff;
   __m512i a[kLanes], b[kLanes];
   for (int i = 0; i < kLanes; ++i)
@@ -62,8 +89,22 @@ TESSERA_INLINE void turn_square(const void* from, std::int64_t step, void* to, s
     for (int q = 0; q < 4; ++q)
       _mm512_storeu_si512(static_cast<std::uint32_t*>(to) + (4 * q + c) * to_ld, columns[q]);
   }
-}
+#elif defined(__AVX2__)
+  for (int row = 0; row < kLanes; row += 8) {
+    for (int column = 0; column < kLanes; column += 8) {
+      turn_eight(static_cast<const std::byte*>(from) + row * step + 4 * column, step,
+                 static_cast<std::byte*>(to) + 4 * (column * to_ld + row), 4 * to_ld);
+    }
+  }
+#else
+  for (int row = 0; row < kLanes; ++row) {
+    for (int column = 0; column < kLanes; ++column) {
+      std::memcpy(static_cast<std::byte*>(to) + 4 * (column * to_ld + row),
+                  static_cast<const std::byte*>(from) + row * step + 4 * column, 4);
+    }
+  }
 #endif
+}
 
 /// to (words, 64) = packed (tokens, ld), transposed; columns from `tokens` up to a whole vector are
 /// 0.
@@ -73,11 +114,9 @@ void turn_words(const Word* packed, std::int64_t tokens, std::int64_t words, std
   for (std::int64_t d0 = 0; d0 < words; d0 += kLanes) {
     const std::int64_t d1 = at_most(words, d0 + kLanes);
     std::int64_t t = 0;
-#ifdef __AVX512F__
     for (; d1 - d0 == kLanes && t + kLanes <= tokens; t += kLanes)
       turn_square(packed + t * ld + d0, ld * std::int64_t{sizeof(Word)}, to + d0 * kTile + t,
                   kTile);
-#endif
     for (; t < tokens; ++t) {
       for (std::int64_t d = d0; d < d1; ++d) to[d * kTile + t] = packed[t * ld + d];
     }

@@ -69,21 +69,41 @@ std::int64_t row_words(Range depth) {
   return round_up(O::words_of(depth.count()), kLanes);
 }
 
-/// A turned left operand as register blocks want it: kBlockRows words side by side for each word of
-/// the depth, and one block behind another.
+/// Whether a turned left operand is packed as rows, as floats are multiplied fastest; else
+/// kBlockRows words lie side by side for each word of the depth, and one block behind another.
 template <typename O>
-void pack_blocks(const Product& p, Range rows, Range depth, typename O::Word* to) {
+constexpr bool kTurnedAsRows = O::kOfWord == 1;
+
+/// Words from one row of the left operand to the next where it is packed.
+template <typename O>
+std::int64_t words_a_row(const Product& p, Range depth) {
+  return p.a_stored == Stored::turned && !kTurnedAsRows<O> ? O::words_of(depth.count())
+                                                           : row_words<O>(depth);
+}
+
+/// A turned left operand, with room for whole squares.
+template <typename O>
+void pack_turned_left(const Product& p, Range rows, Range depth, typename O::Word* to) {
   using Word = typename O::Word;
-  const std::int64_t words = O::words_of(depth.count());
+  const std::int64_t words = words_a_row<O>(p, depth);
   alignas(64) Word columns[kWordsAtOnce * kPackedRows];
   for_words<O>(depth, [&](std::int64_t word, Range elements) {
     O::pack_right(block_of(p.a, elements, rows), 1.0F, columns, kPackedRows);
     const std::int64_t here = at_most(kWordsAtOnce, words - word);
-    for (std::int64_t block = 0; block * kBlockRows < rows.count(); ++block) {
-      Word* own = to + (block * words + word) * kBlockRows;
-      for (std::int64_t k = 0; k < here; ++k) {
-        std::memcpy(own + k * kBlockRows, columns + k * kPackedRows + block * kBlockRows,
-                    kBlockRows * sizeof(Word));
+    if constexpr (kTurnedAsRows<O>) {
+      for (std::int64_t r = 0; r < rows.count(); r += kLanes) {
+        for (std::int64_t k = 0; k < here; k += kLanes) {
+          turn_square(columns + k * kPackedRows + r, kPackedRows * std::int64_t{sizeof(Word)},
+                      to + r * words + word + k, words);
+        }
+      }
+    } else {
+      for (std::int64_t block = 0; block * kBlockRows < rows.count(); ++block) {
+        Word* own = to + (block * words + word) * kBlockRows;
+        for (std::int64_t k = 0; k < here; ++k) {
+          std::memcpy(own + k * kBlockRows, columns + k * kPackedRows + block * kBlockRows,
+                      kBlockRows * sizeof(Word));
+        }
       }
     }
   });
@@ -98,10 +118,10 @@ TileA<typename O::Word> left_of(const Product& p, const ProductPart& part, std::
     return {reinterpret_cast<const Word*>(own), p.a.ld / O::kOfWord, 1};
   }
   const auto* packed = reinterpret_cast<const Word*>(part.left);
-  const std::int64_t r = row - part.block_rows.begin;
-  if (p.a_stored == Stored::turned)
-    return {packed + r * O::words_of(part.depth.count()), 1, kBlockRows};
-  return {packed + r * row_words<O>(part.depth), row_words<O>(part.depth), 1};
+  const std::int64_t words = words_a_row<O>(p, part.depth);
+  const Word* own = packed + (row - part.block_rows.begin) * words;
+  if (p.a_stored == Stored::turned && !kTurnedAsRows<O>) return {own, 1, kBlockRows};
+  return {own, words, 1};
 }
 
 /// Asks for a tile of c, which is written when its sums are made.
@@ -140,16 +160,15 @@ ProductForm product_form(DType type) {
 
 void pack_left(const Product& p, const ProductPart& part) {
   with_operands(p.a.type, [&]<typename O>() {
-    auto* words = reinterpret_cast<typename O::Word*>(part.left);
+    const std::int64_t words = words_a_row<O>(p, part.depth);
+    auto* left = reinterpret_cast<typename O::Word*>(part.left);
     for (std::int64_t r = part.rows.begin; r < part.rows.end; r += kPackedRows) {
       const Range rows{r, at_most(r + kPackedRows, part.rows.end)};
+      auto* to = left + (r - part.block_rows.begin) * words;
       if (p.a_stored == Stored::turned) {
-        pack_blocks<O>(p, rows, part.depth,
-                       words + (r - part.block_rows.begin) * O::words_of(part.depth.count()));
+        pack_turned_left<O>(p, rows, part.depth, to);
       } else {
-        O::pack_left(block_of(p.a, rows, part.depth), 1.0F,
-                     words + (r - part.block_rows.begin) * row_words<O>(part.depth),
-                     row_words<O>(part.depth));
+        O::pack_left(block_of(p.a, rows, part.depth), 1.0F, to, words);
       }
     }
   });
