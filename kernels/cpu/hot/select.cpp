@@ -20,9 +20,9 @@ extern const HotKernels kTable;
 namespace isa_v4 {
 extern const HotKernels kTable;
 }
-namespace isa_amx {
-#define TESSERA_DECLARE(name) std::remove_pointer_t<decltype(HotKernels::name)> name;
-TESSERA_EACH_MATRIX_KERNEL(TESSERA_DECLARE)
+namespace isa_amx {  // of these there are TESSERA_EACH_MATRIX_KERNEL
+#define TESSERA_DECLARE(name, ...) std::type_identity_t<__VA_ARGS__> name;
+TESSERA_EACH_HOT_KERNEL(TESSERA_DECLARE)
 #undef TESSERA_DECLARE
 }  // namespace isa_amx
 
