@@ -13,8 +13,8 @@ struct CpuOptions {
   Isa isa = best_isa();
   /// Products of x and a weight of up to 32 rows, such as the next tokens of sequences that are
   /// generated, take the time of reading the weight once, where others pack it first; a row's bits
-  /// are those that it has by itself. But for bf16 with AMX they are not those of the same row among
-  /// more.
+  /// are those that it has by itself. But for bf16 with AMX they are not those of the same row
+  /// among more.
   bool few_rows = false;
 };
 

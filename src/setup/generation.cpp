@@ -46,10 +46,10 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
              fetched = shards || deck.offload.parameters != deck::OffloadTier::none;
   return {.slots = slots,
           .room = room,
-          .prefill = experts               ? Prefill::all_alike
-                     : layouts            ? Prefill::one
-                     : fetched            ? Prefill::all
-                                          : Prefill::several,
+          .prefill = experts   ? Prefill::all_alike
+                     : layouts ? Prefill::one
+                     : fetched ? Prefill::all
+                               : Prefill::several,
           .micro_batches = layouts || shards || experts ? 1 : deck.parallel.pipeline};
 }
 

@@ -22,8 +22,8 @@ enum class Prefill : std::uint8_t {
   one,      // one after another, each in as few passes as its tokens need
   several,  // the same, but ends of prompts that are nearly as long as each other go together, so
             // that the device has enough to do
-  all,        // side by side, some tokens of each in every pass, in as few as the longest needs: where
-              // passes cost more than tokens, as they do where parameters come from elsewhere
+  all,  // side by side, some tokens of each in every pass, in as few as the longest needs: where
+        // passes cost more than tokens, as they do where parameters come from elsewhere
   all_alike,  // the same in passes of one shape, of which ranks that divide experts send each other
               // tokens
 };

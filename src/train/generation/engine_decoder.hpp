@@ -74,7 +74,7 @@ class EngineDecoder final : public Decoder {
   std::optional<std::filesystem::path> directory_;
   std::vector<plan::PlanShape> shapes_;  // of single tokens, then of prompts, from small to large
   std::vector<plan::PlanShape> together_;
-  std::vector<std::int64_t> lengths_;    // by slot
+  std::vector<std::int64_t> lengths_;  // by slot
   std::vector<float> logits_;
   std::int64_t passed_ = 0;
 };
