@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "core/sharding.hpp"
 #include "setup/judges.hpp"
@@ -14,13 +15,9 @@ namespace {
 constexpr std::array<std::int64_t, 7> kPromptTokens = {16, 32, 64, 128, 256, 512, 1024};
 /// Tokens of all prompts in one pass.
 constexpr std::int64_t kTokensOfAll = 4096;
-/// Tokens of several prompts that go together; and of one that does so, at least: a CPU multiplies
+/// Tokens of several prompts in one pass, at most; and of one of them, at least: a CPU multiplies
 /// fewer rows in another way, so that a prompt's bits would depend on whether others are there.
 constexpr std::int64_t kTokensTogether = 512, kLeastTogether = 64;
-
-bool is_one_by_one(Prefill prefill) {
-  return prefill == Prefill::one || prefill == Prefill::several;
-}
 
 }  // namespace
 
@@ -44,10 +41,12 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
              experts = deck.parallel.experts > 1,
              shards = deck.zero.stage >= first_stage(&Sharding::parameters),
              fetched = shards || deck.offload.parameters != deck::OffloadTier::none;
+  // Products of experts have as many rows as tokens of the pass were routed to each.
+  const bool alone = layouts || (!fetched && deck.model.moe.experts > 0);
   return {.slots = slots,
           .room = room,
           .prefill = experts   ? Prefill::all_alike
-                     : layouts ? Prefill::one
+                     : alone   ? Prefill::one
                      : fetched ? Prefill::all
                                : Prefill::several,
           .micro_batches = layouts || shards || experts ? 1 : deck.parallel.pipeline};
@@ -64,9 +63,9 @@ std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
                              .room = size.room};
   std::vector<plan::PlanShape> shapes{each};
   plan::PlanShape prompts = each;
-  if (is_one_by_one(size.prefill)) prompts.micro = prompts.micro_batches = 1;
+  if (!is_side_by_side(size.prefill)) prompts.micro = prompts.micro_batches = 1;
   std::int64_t most = std::min(kPromptTokens.back(), std::max<std::int64_t>(2, size.room));
-  if (!is_one_by_one(size.prefill))
+  if (is_side_by_side(size.prefill))
     most = std::clamp<std::int64_t>(kTokensOfAll / each.slots, 2, most);
   for (const std::int64_t tokens : kPromptTokens) {
     prompts.sequence = std::min(tokens, most);
@@ -81,8 +80,13 @@ std::vector<plan::PlanShape> together_shapes(const DecoderSize& size) {
   if (size.prefill != Prefill::several) return shapes;
   const std::vector<plan::PlanShape> all = decoder_shapes(size);
   for (plan::PlanShape shape : std::span(all).subspan(1)) {
-    shape.micro = std::min(size.slots, kTokensTogether / shape.sequence);
-    if (shape.sequence >= kLeastTogether && shape.micro > 1) shapes.push_back(shape);
+    if (shape.sequence < kLeastTogether) continue;
+    const auto most =
+        static_cast<std::uint64_t>(std::min(size.slots, kTokensTogether / shape.sequence));
+    for (std::uint64_t micro = std::bit_floor(most); micro > 1; micro /= 2) {
+      shape.micro = static_cast<std::int64_t>(micro);
+      shapes.push_back(shape);
+    }
   }
   return shapes;
 }

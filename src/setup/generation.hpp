@@ -20,13 +20,15 @@ inline constexpr std::int64_t kMostSequences = 4096;
 /// How prompts go through the model.
 enum class Prefill : std::uint8_t {
   one,      // one after another, each in as few passes as its tokens need
-  several,  // the same, but ends of prompts that are nearly as long as each other go together, so
-            // that the device has enough to do
+  several,  // the same, but their last passes, where these are as long as each other, are made
+            // together, so that a CPU has enough to do
   all,  // side by side, some tokens of each in every pass, in as few as the longest needs: where
         // passes cost more than tokens, as they do where parameters come from elsewhere
   all_alike,  // the same in passes of one shape, of which ranks that divide experts send each other
               // tokens
 };
+/// Whether every pass is of all sequences.
+constexpr bool is_side_by_side(Prefill p) { return p == Prefill::all || p == Prefill::all_alike; }
 
 struct DecoderSize {
   std::int64_t slots = 0;  // of a data rank
@@ -45,8 +47,8 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
 /// Of single tokens, then of prompts, from small to large.
 std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
 
-/// Where prompts go together (Prefill::several): passes of as many as are worth it, from few tokens
-/// to many.
+/// Passes of several prompts (Prefill::several) of one length, those of most prompts first: of
+/// twice as few each. What a prompt gets in one is what it gets alone, to the bit, on a CPU.
 std::vector<plan::PlanShape> together_shapes(const DecoderSize& size);
 
 /// Of single tokens, as it brings up to date what ranks have of parameters (PlanShape::renews).

@@ -248,19 +248,24 @@ class Layouts(Generate):
                 self.assertAlmostEqual(p, q, delta=5e-6)
 
     def test_prompts_that_go_together(self):
-        """Each gets what it gets alone, to the bit. Of eight prompts at once six are in one pass, of 33 to 64
-        tokens; those that follow have passes of their own."""
-        deck = tiny_deck(self.dir / "data", **{**LLAMA, "model__vocab": 256, "model__context": 128,
-                                               "run__steps": 30, "optimizer__lr": 0.01})
-        self.train(1, self.deck("together", deck))
-        lengths = (40, 64, 33, 100, 50, 9, 45, 60, 64, 12)
+        """Each gets what it gets alone, to the bit. Of the first eight prompts six have passes of 64 tokens: four
+        of them together, then two; those that follow alone, or with another. Latents are cached likewise."""
+        lengths = (40, 64, 33, 100, 50, 9, 45, 60, 64, 12, 38, 61, 90)
         self.write_prompts({"prompt": (" ".join(WORDS) * 20)[i:i + length]}
                            for i, length in enumerate(lengths))
-        for kind in ("f32", "bf16"):
-            with self.subTest(kind):
-                alone, together = (self.generate("together", f"{kind}_{batch}", 1, (), "--log-probabilities",
-                                                 "--type", kind, batch=batch) for batch in (1, 8))
-                self.assertEqual(alone, together)
+        for name in ("llama", "latents"):
+            deck = tiny_deck(self.dir / "data", **{**MODELS[name], "model__vocab": 256, "model__context": 128,
+                                                   "run__steps": 30, "optimizer__lr": 0.01})
+            self.train(1, self.deck(name, deck))
+            for ranks, sets in ((1, ()), (2, ("parallel.tensor=2",)), (2, ("parallel.pipeline=2",))):
+                for kind in ("f32", "bf16"):
+                    with self.subTest(name=name, sets=sets, kind=kind):
+                        alone, together = (
+                            self.generate(name, f"{ranks}_{kind}_{batch}", ranks, sets, "--log-probabilities",
+                                          "--backend", "cpu", "--type", kind, batch=batch) for batch in (1, 8))
+                        self.assertEqual(alone, together)
+                        (self.dir / f"{name}_{ranks}_{kind}_1.jsonl").unlink()
+                        (self.dir / f"{name}_{ranks}_{kind}_8.jsonl").unlink()
 
     def test_experts_without_tokens_stay_on_the_disk(self):
         """Of 32 experts a token is given to one, so that of those that are read a pass has 1/32, as elements or

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 
 #include "train/guards/leave.hpp"
 
@@ -14,11 +15,12 @@ EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const setup::Decode
       size_(size),
       directory_(std::move(directory)),
       shapes_(setup::decoder_shapes(size)),
-      together_(setup::together_shapes(size)),
       lengths_(static_cast<std::size_t>(shapes_.front().slots)) {
   TESSERA_CHECK(!in_step() || (size.micro_batches == 1 && size.prefill != setup::Prefill::several),
                 "{} micro-batches of sequences, or several prompts in a pass, in step",
                 size.micro_batches);
+  // A GPU's products of a row may have other bits beside others.
+  if (engine.inputs().offload.device_is_host) together_ = setup::together_shapes(size);
 }
 
 bool EngineDecoder::in_step() const {
@@ -35,16 +37,14 @@ const plan::PlanShape& EngineDecoder::shape_for(std::int64_t tokens) const {
 std::int64_t EngineDecoder::passes_of(std::span<const std::int64_t> lengths) const {
   const std::int64_t most = shapes_.back().sequence;
   if (lengths.empty()) return 0;
-  if (size_.prefill != setup::Prefill::one) return ceil_div(std::ranges::max(lengths), most);
+  if (setup::is_side_by_side(size_.prefill)) return ceil_div(std::ranges::max(lengths), most);
   std::int64_t passes = 0;
   for (const std::int64_t length : lengths) passes += ceil_div(length, most);
   return passes;
 }
 
 void EngineDecoder::begin(std::span<const Prompt> prompts, const Begun& begun) {
-  const bool each =
-      size_.prefill == setup::Prefill::one || size_.prefill == setup::Prefill::several;
-  each ? begin_each(prompts, begun) : begin_all(prompts, begun);
+  setup::is_side_by_side(size_.prefill) ? begin_all(prompts, begun) : begin_each(prompts, begun);
 }
 
 EngineDecoder::Next EngineDecoder::all_but_last(const Prompt& prompt) {
@@ -58,40 +58,29 @@ EngineDecoder::Next EngineDecoder::all_but_last(const Prompt& prompt) {
 }
 
 void EngineDecoder::begin_each(std::span<const Prompt> prompts, const Begun& begun) {
-  std::vector<Together> waiting;
-  for (const plan::PlanShape& shape : together_) waiting.push_back({shape, {}, {}});
+  std::map<std::int64_t, std::vector<std::size_t>> of_length;  // prompts whose last passes have one
+  std::vector<Next> last;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const Next last = all_but_last(prompts[i]);
-    const plan::PlanShape& alone = shape_for(std::ssize(last.tokens));
-    const auto own = std::ranges::find(waiting, alone.sequence,
-                                       [](const Together& t) { return t.shape.sequence; });
-    if (own == waiting.end()) {
-      begun(i, pass(alone, std::span(&last, 1)));
-      continue;
+    last.push_back(all_but_last(prompts[i]));
+    of_length[shape_for(std::ssize(last.back().tokens)).sequence].push_back(i);
+  }
+  for (const auto& [length, which] : of_length) {
+    std::span<const std::size_t> left = which;
+    const auto pass_of_next = [&](const plan::PlanShape& shape) {
+      const auto these = left.first(static_cast<std::size_t>(shape.micro));
+      std::vector<Next> next;
+      for (const std::size_t i : these) next.push_back(last[i]);
+      const std::span<const float> logits = pass(shape, next);
+      const std::size_t outputs = logits.size() / these.size();
+      for (std::size_t i = 0; i < these.size(); ++i)
+        begun(these[i], logits.subspan(i * outputs, outputs));
+      left = left.subspan(these.size());
+    };
+    for (const plan::PlanShape& shape : together_) {
+      while (shape.sequence == length && std::ssize(left) >= shape.micro) pass_of_next(shape);
     }
-    own->which.push_back(i);
-    own->next.push_back(last);
-    if (std::ssize(own->next) == own->shape.micro) begin_together(*own, begun);
+    while (!left.empty()) pass_of_next(shape_for(length));
   }
-  for (Together& together : waiting) begin_together(together, begun);
-}
-
-/// A CPU, whose products of a row are the same beside any others, makes one after another sooner
-/// where they are few. On a GPU empty places cost little.
-void EngineDecoder::begin_together(Together& t, const Begun& begun) {
-  const std::int64_t count = std::ssize(t.next);
-  if (engine_.inputs().offload.device_is_host && 2 * count <= t.shape.micro) {
-    for (std::size_t i = 0; i < t.next.size(); ++i)
-      begun(t.which[i], pass(shape_for(t.shape.sequence), std::span(&t.next[i], 1)));
-  } else if (count > 0) {
-    t.next.resize(static_cast<std::size_t>(t.shape.micro));
-    const std::span<const float> logits = pass(t.shape, t.next);
-    const std::size_t outputs = logits.size() / t.next.size();
-    for (std::size_t i = 0; i < t.which.size(); ++i)
-      begun(t.which[i], logits.subspan(i * outputs, outputs));
-  }
-  t.which.clear();
-  t.next.clear();
 }
 
 void EngineDecoder::begin_all(std::span<const Prompt> prompts, const Begun& begun) {

@@ -59,22 +59,15 @@ class EngineDecoder final : public Decoder {
   /// A prompt's passes but the last one, and that.
   Next all_but_last(const Prompt& prompt);
   void begin_each(std::span<const Prompt> prompts, const Begun& begun);
-  /// Prompts whose last passes have the same shape, by their numbers.
-  struct Together {
-    plan::PlanShape shape;
-    std::vector<std::size_t> which;
-    std::vector<Next> next;
-  };
-  void begin_together(Together& together, const Begun& begun);
   void begin_all(std::span<const Prompt> prompts, const Begun& begun);
 
   Engine& engine_;
   const Job& job_;
   setup::DecoderSize size_;
   std::optional<std::filesystem::path> directory_;
-  std::vector<plan::PlanShape> shapes_;  // of single tokens, then of prompts, from small to large
-  std::vector<plan::PlanShape> together_;
-  std::vector<std::int64_t> lengths_;  // by slot
+  std::vector<plan::PlanShape> shapes_;    // of single tokens, then of prompts, from small to large
+  std::vector<plan::PlanShape> together_;  // of several prompts, of most first
+  std::vector<std::int64_t> lengths_;      // by slot
   std::vector<float> logits_;
   std::int64_t passed_ = 0;
 };

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "setup/budget.hpp"
+#include "setup/generation.hpp"
 #include "setup/groups.hpp"
 #include "setup/shapes.hpp"
 #include "setup/threads.hpp"
@@ -144,6 +145,35 @@ TEST(Shapes, AreThoseOfThePhases) {
   EXPECT_EQ(extents(largest, PlanPurpose::evaluate), (Extents{{16, 4}}));
   EXPECT_EQ(extents(shapes_of({"batch.ramp=[[6, 16]]"}), PlanPurpose::train),
             (Extents{{16, 4}, {16, 8}}));
+}
+
+// In a CPU's products of 64 rows and more a row is what it is in any others.
+TEST(Shapes, OfPromptsThatGoTogether) {
+  const auto shapes_of = [](std::int64_t slots, std::int64_t room, Prefill prefill) {
+    Extents all;
+    for (const plan::PlanShape& shape :
+         together_shapes({.slots = slots, .room = room, .prefill = prefill})) {
+      EXPECT_EQ(shape.slots, slots);
+      EXPECT_EQ(shape.micro_batches, 1);
+      all.emplace_back(shape.sequence, shape.micro);
+    }
+    return all;
+  };
+  EXPECT_EQ(shapes_of(9, 2048, Prefill::several),
+            (Extents{{64, 8}, {64, 4}, {64, 2}, {128, 4}, {128, 2}, {256, 2}}));
+  EXPECT_EQ(shapes_of(3, 100, Prefill::several), (Extents{{64, 2}, {100, 2}}));
+  for (const Prefill other : {Prefill::one, Prefill::all, Prefill::all_alike})
+    EXPECT_EQ(shapes_of(9, 2048, other), Extents{});
+  EXPECT_EQ(shapes_of(1, 2048, Prefill::several), Extents{});
+  EXPECT_EQ(shapes_of(9, 40, Prefill::several), Extents{});
+
+  const auto prefill_of = [](const std::vector<std::string>& sets) {
+    return decoder_size(deck::small_deck(sets).deck, 8, 128).prefill;
+  };
+  EXPECT_EQ(prefill_of({}), Prefill::several);
+  EXPECT_EQ(prefill_of({"run.reproducible=layout"}), Prefill::one);
+  EXPECT_EQ(prefill_of({"moe.experts=4", "model.bias=false"}), Prefill::one);
+  EXPECT_EQ(prefill_of({"offload.parameters=host"}), Prefill::all);
 }
 
 }  // namespace
