@@ -47,8 +47,8 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
 /// Of single tokens, then of prompts, from small to large.
 std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size);
 
-/// Passes of several prompts (Prefill::several) of one length, those of most prompts first: of
-/// twice as few each. What a prompt gets in one is what it gets alone, to the bit, on a CPU.
+/// Passes of several prompts of one length (Prefill::several): of eight, four or two, as there are
+/// slots for them, the most first. On a CPU a prompt gets what it gets alone, to the bit.
 std::vector<plan::PlanShape> together_shapes(const DecoderSize& size);
 
 /// Of single tokens, as it brings up to date what ranks have of parameters (PlanShape::renews).

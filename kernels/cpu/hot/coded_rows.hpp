@@ -1,10 +1,19 @@
-// Rows of a weight of codes, as elements.
+// Products of few rows: rows of a weight of codes, as elements, and the bias.
 #pragma once
 
 #include "kernels/cpu/hot/codes.hpp"
 #include "kernels/cpu/hot/hot.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
+
+/// What the bias adds to `count` columns from this one on: 0 where it is absent.
+inline Vec bias_of(const FewRows& p, std::int64_t column, std::int64_t count) {
+  Vec added(0.0F);
+  if (p.bias.data == nullptr) return added;
+  with_type(p.bias.type,
+            [&]<typename B>() { added = load(row_of<const B>(p.bias, 0) + column, count); });
+  return added;
+}
 
 /// Codes of a weight, from one of its rows on.
 struct CodeRows {
@@ -49,20 +58,6 @@ void decode(const FewRows& p, Range elements, T* to) {
           store(to + at, load_values<kType>(codes + at * kBitsOf<kType> / 8, scale, count), count);
         });
     i += n, to += n;
-  }
-}
-/// to (rows, ld) = some rows of the weight.
-template <BlockType kType, typename T>
-void decode_rows(const FewRows& p, Range rows, T* to, std::int64_t ld) {
-  const std::int64_t k = p.x.shape[1];
-  if (has_whole_blocks(p) && ld == k)
-    return decode_blocks<kType, T>(code_rows(p, rows.begin), rows.count(), to);
-  for (std::int64_t r = rows.begin; r < rows.end; ++r, to += ld) {
-    if (has_whole_blocks(p)) {
-      decode_blocks<kType, T>(code_rows(p, r), 1, to);
-    } else {
-      decode<kType, T>(p, {r * k, (r + 1) * k}, to);
-    }
   }
 }
 

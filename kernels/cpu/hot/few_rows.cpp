@@ -140,10 +140,15 @@ struct CodedWeight {
   T* elements;
   template <int kColumns>
   void multiply(std::int64_t first, Sums& sums, std::int64_t column) const {
-    if (has_whole_blocks(p) && p.x.shape[0] <= kRowsAtOnce)
+    const std::int64_t rows = x.shape[0], k = x.shape[1];
+    const bool whole = has_whole_blocks(p);
+    if (whole && rows <= kRowsAtOnce)
       return dot_codes<kRowsAtOnce, kColumns, kType, T>(x, code_rows(p, first), sums, column);
-    const std::int64_t k = x.shape[1];
-    decode_rows<kType, T>(p, {first, first + kColumns}, elements, k);
+    if (whole) {
+      decode_blocks<kType, T>(code_rows(p, first), kColumns, elements);
+    } else {
+      decode<kType, T>(p, {first * k, (first + kColumns) * k}, elements);
+    }
     const Stored stored{row_of<std::byte>(p.weight, first), p.weight.ld, kBitsOf<kType>};
     few_columns<kColumns, T>(x, {elements, k}, stored, sums, column);
   }
@@ -158,12 +163,7 @@ void few_rows_block(const FewRows& p, const Weight& weight, Range columns) {
   for (; c + kColumnsAtOnce <= count; c += kColumnsAtOnce)
     weight.template multiply<kColumnsAtOnce>(columns.begin + c, sums, c);
   for (; c < count; ++c) weight.template multiply<1>(columns.begin + c, sums, c);
-  Vec added(0.0F);
-  if (p.bias.data != nullptr) {
-    with_type(p.bias.type, [&]<typename B>() {
-      added = load(row_of<const B>(p.bias, 0) + columns.begin, count);
-    });
-  }
+  const Vec added = bias_of(p, columns.begin, count);
   for (std::int64_t r = 0; r < p.x.shape[0]; ++r)
     store(row_of<Y>(p.y, r) + columns.begin, load(sums[r], count) + added, count);
 }

@@ -76,29 +76,34 @@ TESSERA_PAIR_INSTRUCTIONS void decode_row(const CodeRows& w, bf16* to) {
   }
 }
 
-/// Rows of the weight as a left operand, if need be in `room`.
+/// A row of the weight as elements.
+void copy_row(const FewRows& p, std::int64_t row, bf16* to) {
+  const std::int64_t k = p.x.shape[1];
+  if (!p.codes) {
+    std::memcpy(to, row_of<const bf16>(p.weight, row), static_cast<std::size_t>(k) * sizeof(bf16));
+    return;
+  }
+  with_block_type(p.codes.format.type, [&]<BlockType kType>() {
+    if constexpr (kType != BlockType::sign) {
+      has_whole_blocks(p) ? decode_row<kType>(code_rows(p, row), to)
+                          : decode<kType, bf16>(p, {row * k, (row + 1) * k}, to);
+    }
+  });
+}
+
+/// Rows of the weight as a left operand, if need be in `room`, where what is behind them is 0.
 Matrices::Left rows_of_weight(const FewRows& p, Range rows, std::byte* room) {
-  const auto* own = row_of<const bf16>(p.weight, rows.begin);
-  if (lies_as_left(p))
+  if (lies_as_left(p)) {
+    const auto* own = row_of<const bf16>(p.weight, rows.begin);
     return Matrices::rows_as_left(reinterpret_cast<const Pair*>(own),
                                   p.weight.ld / Matrices::kOfWord);
+  }
   const std::int64_t k = p.x.shape[1], words = Matrices::words_of(k),
                      ld = words * Matrices::kOfWord;
   auto* to = reinterpret_cast<bf16*>(room);
-  if (p.codes) {
-    with_block_type(p.codes.format.type, [&]<BlockType kType>() {
-      if constexpr (kType != BlockType::sign) {
-        if (!has_whole_blocks(p)) return decode_rows<kType, bf16>(p, rows, to, ld);
-        for (std::int64_t r = 0; r < rows.count(); ++r)
-          decode_row<kType>(code_rows(p, rows.begin + r), to + r * ld);
-      }
-    });
-  }
   for (std::int64_t r = 0; r < rows.count(); ++r) {
-    bf16* row = to + r * ld;
-    if (!p.codes)
-      std::memcpy(row, own + r * p.weight.ld, static_cast<std::size_t>(k) * sizeof(bf16));
-    std::fill(row + k, row + ld, bf16{});
+    copy_row(p, rows.begin + r, to + r * ld);
+    std::fill(to + r * ld + k, to + (r + 1) * ld, bf16{});
   }
   return Matrices::rows_as_left(reinterpret_cast<const Pair*>(to), words);
 }
@@ -108,12 +113,7 @@ template <typename Y>
 void finish_few_rows(const FewRows& p, TileC sums, Range columns) {
   for (std::int64_t c = 0; c < columns.count(); c += kLanes) {
     const std::int64_t count = at_most(kLanes, columns.count() - c);
-    Vec added(0.0F);
-    if (p.bias.data != nullptr) {
-      with_type(p.bias.type, [&]<typename B>() {
-        added = load(row_of<const B>(p.bias, 0) + columns.begin + c, count);
-      });
-    }
+    const Vec added = bias_of(p, columns.begin + c, count);
     for (std::int64_t t = 0; t < p.x.shape[0]; t += kLanes) {
       alignas(64) float turned[kLanes * kLanes];
       turn_square(sums.data + c * sums.ld + t, sums.ld * std::int64_t{sizeof(float)}, turned,
