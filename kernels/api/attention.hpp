@@ -54,10 +54,17 @@ inline double AttentionShape::most_pairs(std::int64_t first, std::int64_t querie
   return within(reach) - within(mask == AttentionMask::causal ? -1 : -reach - 1);
 }
 
-/// Tokens of a sequence of an Attention or its backward.
+/// Keys of a sample of an Attention or its backward; of a cache those that its pages have room for.
+template <typename Operation>
+std::int64_t keys_of(const Operation& a) {
+  if constexpr (requires { a.pages; })
+    if (a.pages) return a.pages.extent(1) * a.k.extent(1);
+  return a.k.extent(1);
+}
+/// Tokens of a sequence.
 template <typename Operation>
 std::int64_t sequence_of(const Operation& a) {
-  return a.tokens > 0 ? a.tokens : a.k.extent(1);
+  return a.tokens > 0 ? a.tokens : keys_of(a);
 }
 /// The token of its first query.
 template <typename Operation>
@@ -77,18 +84,19 @@ std::int64_t first_query_of(const Operation& a) {
 /// an lse of -infinity. Dropout acts on probabilities, element (h N + first + t) N + first_key + s
 /// of its sample. q, k and v may be column ranges of one matrix.
 ///
-/// With `cached` k and v are a cache, whose slots have room for N tokens: query t of a sample is
-/// token before + t of its slot, and sees of the slot's before + count first tokens those that the
-/// shape lets it see. What padding gets means nothing.
+/// With `cached` k and v are caches, whose pages a sample has by the table `pages`: query t of a
+/// sample is token before + t of its sequence, and sees of its before + count first tokens those
+/// that the shape lets it see. What padding gets means nothing.
 struct Attention {
   static constexpr const char* kName = "attention";
   View q;          // (B, T, H D)
-  View k;          // (B, S, KV D)
-  View v;          // (B, S, KV E)
+  View k;          // (B, S, KV D); of caches (pages, tokens of a page, KV D)
+  View v;          // (B, S, KV E); likewise
   View out;        // (B, T, H E)
   View lse;        // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
   View documents;  // of N tokens, see check_documents; absent: a sample is one document
-  View cached;     // (B, 4), see CachedSample; absent: there is no cache
+  View cached;     // (B, 3), see CachedSample; absent: there is no cache
+  View pages;      // (B, P), see kPageTokens; of caches
   AttentionShape shape;
   Dropout dropout;
   std::int64_t first = -1;  // below 0: N - T
@@ -99,21 +107,22 @@ struct Attention {
   /// Of what mask and window let queries see; documents are not looked at.
   double flop() const {
     return 2.0 * static_cast<double>(q.extent(0) * (q.cols() + out.cols())) *
-           shape.most_pairs(first_query_of(*this), q.extent(1), k.extent(1));
+           shape.most_pairs(first_query_of(*this), q.extent(1), keys_of(*this));
   }
-  /// Bytes that it moves: of a cache the slots of the call's samples alone, whole.
+  /// Bytes that it moves: of a cache the pages of the call's samples alone, whole.
   double bytes() const {
     const auto of = [](const View& view) {
       return view ? static_cast<double>(view.elements() * size_of(view.type)) : 0;
     };
-    const auto samples = static_cast<double>(q.extent(0)), rows = static_cast<double>(k.extent(0));
-    return of(q) + (of(k) + of(v)) * samples / rows + of(documents) + of(cached) +
+    const double share = static_cast<double>(q.extent(0) * keys_of(*this)) /
+                         static_cast<double>(k.extent(0) * k.extent(1));
+    return of(q) + (of(k) + of(v)) * share + of(documents) + of(cached) + of(pages) +
            of(dropout.samples) + of(out) + of(lse);
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.documents, Access::read),
-        f(s.cached, Access::read), f(s.dropout.samples, Access::read);
+        f(s.cached, Access::read), f(s.pages, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.lse, Access::write), f(s.scratch, Access::write);
   }
 };
@@ -162,6 +171,7 @@ void check_queries(const Operation& a) {
 inline void check_cache(const Attention& a) {
   check_heads(a.shape, a.q, a.k, a.v);
   check_cached(a.cached, a.q.extent(0));
+  check_pages(a.pages, a.q.extent(0), a.k);
   TESSERA_CHECK(
       !a.documents && !a.dropout && !a.lse && a.first < 0 && a.first_key == 0 && a.tokens == 0,
       "attention to a cache, with what there is none of");

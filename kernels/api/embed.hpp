@@ -15,7 +15,7 @@ struct Embed {
   View token_table;                 // (V, C)
   View position_table;              // (positions, C) or absent
   View documents;                   // see check_documents; absent: a sample is one document
-  View cached;                      // (B, 4), see CachedSample; absent: there is no cache
+  View cached;                      // (B, 3), see CachedSample; absent: there is no cache
   View out;                         // (B, T, C), the tables' type or f32
   std::int64_t first_position = 0;  // 0 with documents, and with a cache
   std::int64_t first_token = 0;

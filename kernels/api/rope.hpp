@@ -35,7 +35,7 @@ struct Rope {
   static constexpr const char* kName = "rope";
   View x;          // (B, T, heads D), changed in place
   View documents;  // see check_documents; absent: a sample is one document
-  View cached;     // (B, 4), see CachedSample; absent: there is no cache
+  View cached;     // (B, 3), see CachedSample; absent: there is no cache
   std::int64_t head_dim = 0;
   std::int64_t rotary_dim = 0;      // R; 0: D
   std::int64_t first_column = 0;    // of each head, that turns

@@ -18,7 +18,7 @@ std::int64_t scratch_bytes(const Attention& a, const Context& context) {
 void run(const Attention& a, const Context& context) {
   check(a);
   check_document_rows(a.documents, sequence_of(a));
-  check_cached_rows(a.cached, a.q.extent(1), a.k);
+  check_cached_rows(a.cached, a.q.extent(1), a.pages, a.k);
   const std::int64_t samples = a.q.extent(0), queries = a.q.extent(1);
   const DropoutRule rule = dropout_rule(a.dropout);
   const std::int64_t chunks = ceil_div(queries, kQueryChunk);

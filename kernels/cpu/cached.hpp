@@ -7,7 +7,8 @@ namespace tessera::kernels::cpu {
 
 /// Refuses more tokens than the call has of a sample, or fewer than none.
 void check_cached_rows(const View& cached, std::int64_t tokens);
-/// The same, and slots and tokens that a cache (slots, N, C) has no room for.
-void check_cached_rows(const View& cached, std::int64_t tokens, const View& cache);
+/// The same, and tokens in pages that a cache (pages, N, C) does not have, or in none.
+void check_cached_rows(const View& cached, std::int64_t tokens, const View& pages,
+                       const View& cache);
 
 }  // namespace tessera::kernels::cpu

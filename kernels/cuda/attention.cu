@@ -63,7 +63,7 @@ AttentionSetting setting_of(const Operation& a, bool vectors) {
   const AttentionShape& shape = a.shape;
   return {.samples = narrow(a.q.extent(0)),
           .queries = narrow(a.q.extent(1)),
-          .keys = narrow(a.k.extent(1)),
+          .keys = narrow(keys_of(a)),
           .heads = narrow(shape.heads),
           .kv_heads = narrow(shape.kv_heads),
           .first = narrow(first_query_of(a)),
@@ -140,7 +140,11 @@ void run(const Attention& a, const Context& context) {
   check(a);
   if (context.sdpa.run(a)) return;
   AttentionSetting s = setting_of(a, whole_vectors(a.shape, {a.q, a.k, a.v, a.out}));
-  s.cached = reinterpret_cast<const CachedSample*>(a.cached.data);
+  if (a.cached) {
+    s.cached = reinterpret_cast<const CachedSample*>(a.cached.data);
+    s.pages = reinterpret_cast<const std::int32_t*>(a.pages.data);
+    s.most_pages = narrow(a.pages.extent(1)), s.page_tokens = narrow(a.k.extent(1));
+  }
   with_type(a.q.type, [&]<typename T>() {
     with_dim(a.shape, [&]<int kDim>() {
       if (a.cached) return run_forward<T, kDim, Masking::cached>(a, s, context);

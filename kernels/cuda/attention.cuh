@@ -27,7 +27,9 @@ struct AttentionSetting {
   Sight sight;
   const std::int32_t* documents;  // (B, tokens, 2), or null
   float soft_cap, cap_scale;      // scores become soft_cap tanh(cap_scale q k); 0: they do not
-  const CachedSample* cached = nullptr;  // (B), where k and v are a cache
+  const CachedSample* cached = nullptr;  // (B), where k and v are caches
+  const std::int32_t* pages = nullptr;   // (B, most_pages), each of page_tokens
+  int most_pages = 0, page_tokens = 0;
 
   __device__ int kv_head_of(int head) const { return (skip + head) / group; }
   __device__ __forceinline__ KeyPart part() const { return {first_key, keys, tokens}; }
@@ -104,7 +106,7 @@ struct ForwardTiles {
   static constexpr int kSharedBytes =
       (kQueries + 2 * kKeys) * kPitch<T, kDim> * static_cast<int>(sizeof(T)) +
       kWarps * kStaging<T, kKeys> * static_cast<int>(sizeof(float));
-  static_assert(kSharedBytes <= kMostSharedBytes);
+  static_assert(kSharedBytes <= kMostSharedBytes && kPageTokens % kKeys == 0);
 };
 
 /// What dropout keeps of a lane's part of a tile of kColumns, for one head and sample: bit 4 j + e
@@ -158,7 +160,6 @@ template <typename Tiles, Masking kMasking>
 struct ForwardBlock {
   int sample, head, head_index;
   int first_query;
-  int slot;                          // which of k's and v's samples has the keys
   int queries, keys;                 // of the sample; there may be room for more
   int history;                       // where the call's first query is, from the first key
   int first_tile = 0, end_tile = 0;  // of keys
@@ -172,13 +173,12 @@ struct ForwardBlock {
         .head = head_index % s.heads,
         .head_index = head_index,
         .first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries,
-        .slot = sample,
         .queries = s.queries,
         .keys = s.keys,
         .history = s.first};
     if constexpr (kMasking == Masking::cached) {
       const CachedSample cached = s.cached[sample];
-      block.slot = cached.slot, block.history = cached.before, block.queries = cached.count;
+      block.history = cached.before, block.queries = cached.count;
       block.keys = static_cast<int>(part_of(cached).count);
       if (block.first_query >= block.queries) return block;  // padding, which sees no tile
     }
@@ -191,16 +191,23 @@ struct ForwardBlock {
   __device__ __forceinline__ TokenRange seen(const AttentionSetting& s, int query) const {
     if constexpr (kMasking == Masking::causal) return {0, history + query + 1};
     if constexpr (kMasking == Masking::ranges) return seen_keys(s, sample, history + query);
-    const Range of_slot = s.sight.keys_of(history + query, Range{0, keys});
-    return {static_cast<int>(of_slot.begin), static_cast<int>(of_slot.end)};
+    const Range of_sample = s.sight.keys_of(history + query, Range{0, keys});
+    return {static_cast<int>(of_sample.begin), static_cast<int>(of_sample.end)};
   }
-  /// Those of k's or v's rows that the block walks over.
-  template <typename T>
-  __device__ __forceinline__ HeadMatrix<T> rows_of(const AttentionSetting& s,
-                                                   const HeadsView<T>& x) const {
-    HeadMatrix<T> rows = x.matrix(s, slot, s.keys, s.kv_head_of(head));
-    rows.tokens = keys;
-    return rows;
+  /// Begins to copy a tile of k's or v's rows, which does not cross pages.
+  template <typename T, int kDim>
+  __device__ __forceinline__ void begin_keys(const AttentionSetting& s, const HeadsView<const T>& x,
+                                             int first_key, T* tile) const {
+    const int kv_head = s.kv_head_of(head);
+    if constexpr (kMasking == Masking::cached) {
+      const int page = first_key / s.page_tokens, before = page * s.page_tokens;
+      HeadMatrix<const T> rows =
+          x.matrix(s, s.pages[sample * s.most_pages + page], s.page_tokens, kv_head);
+      rows.tokens = std::min(s.page_tokens, keys - before);
+      begin_tile<T, kDim, Tiles::kKeys>(tile, rows, first_key - before);
+    } else {
+      begin_tile<T, kDim, Tiles::kKeys>(tile, x.matrix(s, sample, s.keys, kv_head), first_key);
+    }
   }
 };
 
@@ -349,12 +356,11 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
       reinterpret_cast<float*>(v_tile + kKeys * kPitchT) + warp * kStaging<T, kKeys>;
   const auto block = Block::of(s);
   const int first_row = block.first_query + warp * kWarpRows;
-  const auto k = block.rows_of(s, a.k), v = block.rows_of(s, a.v);
 
   if (block.first_tile < block.end_tile) {  // else nobody would wait for these copies
     begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, block.sample, s.queries, block.head),
                                          block.first_query);
-    begin_tile<T, kDim, kKeys>(k_tile, k, block.first_tile * kKeys);
+    block.template begin_keys<T, kDim>(s, a.k, block.first_tile * kKeys, k_tile);
     commit_copies();
   }
   SeenRows rows;
@@ -367,7 +373,7 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
     const int first_key = tile * kKeys;
     wait_for_copies<0>();
     __syncthreads();  // keys are there; nobody reads the last values any more
-    begin_tile<T, kDim, kKeys>(v_tile, v, first_key);
+    block.template begin_keys<T, kDim>(s, a.v, first_key, v_tile);
     commit_copies();
     WarpTile<kKeys> p =
         product_of_rows<T, kDim, kKeys>(q_tile + warp * kWarpRows * kPitchT, k_tile);
@@ -378,7 +384,8 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
       drop_probabilities(p, s, block.sample, block.head, first_row, first_key);
     wait_for_copies<0>();
     __syncthreads();  // values are there; nobody reads these keys any more
-    if (tile + 1 < block.end_tile) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
+    if (tile + 1 < block.end_tile)
+      block.template begin_keys<T, kDim>(s, a.k, first_key + kKeys, k_tile);
     commit_copies();
     add_product<T, kDim, kKeys, kDim>(out, p, v_tile, staging);
   }

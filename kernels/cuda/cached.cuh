@@ -1,4 +1,4 @@
-// What a cache has of sequences: tokens are put behind those that their slots have.
+// What a cache has of sequences: tokens are put behind those that are there.
 #pragma once
 
 #include "kernels/api/cached.hpp"
@@ -11,7 +11,8 @@ struct RememberRun {
   static constexpr int V = kRun<T>;
   Rows<T> x, cache;
   const CachedSample* cached;
-  std::int64_t tokens, room;  // of a sample, of a slot
+  const std::int32_t* pages;
+  std::int64_t tokens, most, room;  // tokens and pages of a sample, tokens of a page
   bool wide;
 
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
@@ -20,7 +21,8 @@ struct RememberRun {
     if (t >= sample.count) return;
     float v[V];
     load(x[r] + c, count, wide, v);
-    store(cache[sample.slot * room + sample.before + t] + c, count, wide, v);
+    const std::int64_t token = sample.before + t, page = quotient(token, room);
+    store(cache[pages[b * most + page] * room + token - page * room] + c, count, wide, v);
   }
 };
 

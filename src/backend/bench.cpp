@@ -596,9 +596,10 @@ class Bench {
     const CachedSample all{.count = static_cast<std::int32_t>(x.extent(1))};
     const View cached = memory.zeros(DType::i32, {1, kCachedColumns});
     tier_.write(cached.data, std::as_bytes(std::span(&all, 1)));
-    row(
-        Remember{
-            .x = x, .cached = cached, .cache = memory.zeros(x.type, {1, x.extent(1), x.extent(2)})},
+    row(Remember{.x = x,
+                 .cached = cached,
+                 .pages = memory.zeros(DType::i32, {1, 1}),
+                 .cache = memory.zeros(x.type, {1, x.extent(1), x.extent(2)})},
         text(x));
   }
 

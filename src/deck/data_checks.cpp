@@ -312,6 +312,13 @@ class DataChecker : DeckChecker {
               "rollout.samples = 1: task.kind = \"grpo\" compares answers to one prompt (give at "
               "least 2, or use \"ppo\")");
     }
+    if (rollout.cache_tokens && usable({"rollout.cache_tokens", "batch.sequence"}) &&
+        *rollout.cache_tokens < deck_.batch.sequence) {
+      problem("rollout.cache_tokens",
+              fmt::format("rollout.cache_tokens = {}: a single sequence may have batch.sequence = "
+                          "{} tokens",
+                          *rollout.cache_tokens, deck_.batch.sequence));
+    }
     rounds();
     whole_groups("batch.global", deck_.batch.global);
     for (const RampEntry& entry : deck_.batch.ramp) whole_groups("batch.ramp", entry.global);

@@ -238,13 +238,14 @@ struct TaskSection {
 
 /// The answers that the model draws in each step, to learn from them.
 struct RolloutSection {
-  std::int64_t samples = 8;            // of each prompt
-  std::int64_t steps = 1;              // of training that learn from what is drawn at once
-  std::optional<std::int64_t> tokens;  // of an answer
-  std::int64_t slots = 16;             // sequences that a rank goes on with at once
-  std::optional<std::string> chat;     // a template
-  std::string field = "prompt";        // of a line
-  std::int64_t keep_every = 0;         // steps
+  std::int64_t samples = 8;                  // of each prompt
+  std::int64_t steps = 1;                    // of training that learn from what is drawn at once
+  std::optional<std::int64_t> tokens;        // of an answer
+  std::int64_t slots = 16;                   // sequences that a rank goes on with at once
+  std::optional<std::int64_t> cache_tokens;  // of all of them; not given: as many as they can have
+  std::optional<std::string> chat;           // a template
+  std::string field = "prompt";              // of a line
+  std::int64_t keep_every = 0;               // steps
   bool operator==(const RolloutSection&) const = default;
 };
 
@@ -380,6 +381,7 @@ struct OffloadSection {
   OffloadTier gradients = OffloadTier::none;
   OffloadTier optimizer = OffloadTier::none;
   OffloadTier activations = OffloadTier::none;
+  CacheTier cache = CacheTier::none;  // of generation
   std::optional<std::int64_t> ahead;  // set by the loader where something is offloaded
   double optimizer_share = 1;
   std::vector<std::string> nvme;

@@ -714,6 +714,11 @@ constexpr SchemaRow kRows[] = {
         "rollout.slots",
         "sequences that a data rank goes on with at once; each has keys and values in memory",
         {.limits = between(1, 4096), .on_resume = event}),
+    row<&Deck::rollout, &RolloutSection::cache_tokens>(
+        "rollout.cache_tokens",
+        "tokens of all these sequences together that there is room for; those for whose prompt "
+        "and answer there is none wait",
+        {.limits = kLength, .unset = "rollout.slots x batch.sequence", .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::chat>(
         "rollout.chat",
         "lines are conversations, or prompts that the user says, and this template makes of them "
@@ -1064,6 +1069,10 @@ constexpr SchemaRow kRows[] = {
         "where optimizer state lives, and master weights where they are not the parameters"),
     row<&Deck::offload, &OffloadSection::activations>(
         "offload.activations", "where activations live between forward and backward"),
+    row<&Deck::offload, &OffloadSection::cache>(
+        "offload.cache",
+        "where keys and values live that generation keeps; from \"host\" a GPU reads them over its "
+        "bus, each time that it attends to them"),
     row<&Deck::offload, &OffloadSection::ahead>(
         "offload.ahead", "visits of layers between the begin of a fetch and the use of its bytes",
         {.limits = between(0, 1000), .unset = "2 where something is offloaded"}),

@@ -119,6 +119,7 @@ enum class Secondary { none, node, automatic };
 enum class QuantizedWeights { none, int8, automatic };
 enum class QuantizedGradients { none, int4, int8, automatic };
 enum class OffloadTier { none, host, nvme };
+enum class CacheTier { none, host };
 enum class MemoryBudget { automatic };
 enum class NonFinite { skip, stop };
 enum class Spike { off, warn, rollback };
@@ -344,6 +345,11 @@ struct EnumWords<deck::OffloadTier> {
   using enum deck::OffloadTier;
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{host, "host"},
                                        std::pair{nvme, "nvme"}};
+};
+template <>
+struct EnumWords<deck::CacheTier> {
+  using enum deck::CacheTier;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{host, "host"}};
 };
 template <>
 struct EnumWords<deck::MemoryBudget> {

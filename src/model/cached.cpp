@@ -26,12 +26,14 @@ bool keeps_latents(const ModelConfig& config, std::span<const UnitDesc> units,
 }
 
 void remember(UnitContext& u, const View& x, const View& cache) {
-  u.run(Remember{.x = x, .cached = u.micro_batch().cached, .cache = cache});
+  const MicroBatch& batch = u.micro_batch();
+  u.run(Remember{.x = x, .cached = batch.cached, .pages = batch.pages, .cache = cache});
 }
 
 void attend_cached(UnitContext& u, const KvCache& cache, Attention a) {
   remember(u, a.k, cache.k), remember(u, a.v, cache.v);
-  a.k = cache.k, a.v = cache.v, a.cached = u.micro_batch().cached;
+  a.k = cache.k, a.v = cache.v;
+  a.cached = u.micro_batch().cached, a.pages = u.micro_batch().pages;
   u.run(a);
 }
 

@@ -82,10 +82,10 @@ struct ContextRegion {
   std::int64_t first() const { return rank * own(); }
 };
 
-/// Keys and values that one chunk's heads have of earlier tokens of sequences, for generation:
-/// (slots, capacity, KV D) and (slots, capacity, KV E). Without v k has latents and keys'
-/// positions, of which all heads make theirs: (slots, capacity, latent + R), in the first chunk's
-/// cache.
+/// Keys and values that one chunk's heads have of earlier tokens of sequences, for generation, in
+/// pages: (pages, tokens of a page, KV D) and (pages, tokens of a page, KV E). Without v k has
+/// latents and keys' positions, of which all heads make theirs: (pages, tokens of a page, latent +
+/// R), in the first chunk's cache.
 struct KvCache {
   View k, v;
   bool of_latents() const { return k && !v; }
@@ -102,9 +102,10 @@ struct MicroBatch {
   /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
   /// whose begins positions count. Absent: a sequence is one. The former are of whole sequences.
   View documents, positions;
-  /// In generation (B, 4), what UnitContext::caches have of each sequence (kernels::CachedSample);
-  /// and whether all of them are known to begin with this micro-batch. Absent: there is no cache.
-  View cached;
+  /// In generation (B, 3) and (B, P), what UnitContext::caches have of each sequence
+  /// (kernels::CachedSample), in which of their pages (kernels::kPageTokens), and whether all of
+  /// them are known to begin with this micro-batch. Absent: there is no cache.
+  View cached, pages;
   bool begins = false;
   /// (B, T, 2) i32 as documents are, of which the first of each sequence has the tokens that there
   /// are, and what is behind it is padding. Absent: all T tokens are there.

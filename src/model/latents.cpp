@@ -138,6 +138,7 @@ static void attend_to_latents(UnitContext& u, AttentionShape shape, const View& 
                   .lse = {},
                   .documents = {},
                   .cached = u.micro_batch().cached,
+                  .pages = u.micro_batch().pages,
                   .shape = shape,
                   .dropout = {}});
 }

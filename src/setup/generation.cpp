@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 
 #include "core/sharding.hpp"
 #include "setup/judges.hpp"
@@ -55,12 +56,14 @@ DecoderSize decoder_size(const deck::Deck& deck, std::int64_t slots, std::int64_
 std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
   const std::int64_t count = std::min(size.micro_batches, size.slots),
                      micro = ceil_div(size.slots, count);
-  const plan::PlanShape each{.purpose = plan::PlanPurpose::generate,
-                             .sequence = 1,
-                             .micro = micro,
-                             .micro_batches = count,
-                             .slots = micro * count,
-                             .room = size.room};
+  const plan::PlanShape each{
+      .purpose = plan::PlanPurpose::generate,
+      .sequence = 1,
+      .micro = micro,
+      .micro_batches = count,
+      .slots = micro * count,
+      .room = size.room,
+      .pages = size.pages > 0 ? size.pages : micro * count * kernels::pages_of(size.room)};
   std::vector<plan::PlanShape> shapes{each};
   plan::PlanShape prompts = each;
   if (!is_side_by_side(size.prefill)) prompts.micro = prompts.micro_batches = 1;
@@ -73,6 +76,18 @@ std::vector<plan::PlanShape> decoder_shapes(const DecoderSize& size) {
     if (tokens >= most) break;
   }
   return shapes;
+}
+
+std::int64_t pages_for(std::vector<std::int64_t> sequences, const DecoderSize& size,
+                       std::optional<std::int64_t> most_tokens) {
+  std::ranges::sort(sequences, std::greater());
+  const auto slots = static_cast<std::size_t>(decoder_shapes(size).front().slots);
+  if (sequences.size() > slots) sequences.resize(slots);
+  std::int64_t pages = 0;
+  for (const std::int64_t tokens : sequences) pages += kernels::pages_of(tokens);
+  if (!most_tokens) return pages;
+  return std::clamp(*most_tokens / kernels::kPageTokens, kernels::pages_of(sequences.front()),
+                    pages);
 }
 
 std::vector<plan::PlanShape> together_shapes(const DecoderSize& size) {
@@ -107,8 +122,20 @@ std::vector<plan::PlanShape> generation_shapes(const deck::Deck& deck, const Dec
   return shapes;
 }
 
+void check_cache(const deck::LoadedDeck& loaded) {
+  const deck::Deck& deck = loaded.deck;
+  if (deck.offload.cache == deck::CacheTier::none || deck::draws_answers(deck.task.kind)) return;
+  throw DeckError(fmt::format(
+      "{}: offload.cache = \"{}\" has no effect with task.kind = \"{}\", which draws nothing "
+      "(leave it out)",
+      loaded.where("offload.cache"), enum_word(deck.offload.cache), enum_word(deck.task.kind)));
+}
+
 DecoderSize rollout_size(const deck::Deck& deck) {
-  return decoder_size(deck, deck.rollout.slots, deck.batch.sequence);
+  DecoderSize size = decoder_size(deck, deck.rollout.slots, deck.batch.sequence);
+  const std::vector<std::int64_t> sequences(static_cast<std::size_t>(kMostSequences), size.room);
+  size.pages = pages_for(sequences, size, deck.rollout.cache_tokens);
+  return size;
 }
 
 std::vector<plan::PlanShape> rollout_shapes(const deck::Deck& deck, std::int64_t data_ranks) {

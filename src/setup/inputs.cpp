@@ -205,6 +205,8 @@ plan::OffloadInputs offload_inputs(const deck::OffloadSection& section) {
           .gradients = location_of(section.gradients),
           .optimizer = location_of(section.optimizer),
           .activations = location_of(section.activations),
+          .cache = section.cache == deck::CacheTier::host ? plan::Location::host
+                                                          : plan::Location::device,
           .optimizer_share = section.optimizer_share,
           .ahead = section.ahead.value_or(0)};
 }
@@ -302,6 +304,7 @@ std::optional<plan::CacheInputs> cache_inputs(const plan::ModelInputs& model,
       on.device_is_host ? std::numeric_limits<std::int64_t>::max() : kernels::kMostGpuHeadDim;
   return plan::CacheInputs{.slots = most.slots,
                            .room = most.room,
+                           .pages = most.pages,
                            .latents = model::keeps_latents(model.config, model.units, widest)};
 }
 

@@ -4,6 +4,7 @@
 #include "data/pairs.hpp"
 #include "deck/ranks.hpp"
 #include "io/checkpoint_directory.hpp"
+#include "setup/generation.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
@@ -32,6 +33,7 @@ void Run::open_data() {
   control.together([&] {
     setup::check_on_ranks(loaded, control.size());
     setup::check_traffic(loaded, job.mpi.node_of());
+    setup::check_cache(loaded);
   });
   watch_peers(loaded, job, directory);
   if (deck::draws_answers(deck.task.kind)) {

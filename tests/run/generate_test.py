@@ -265,6 +265,28 @@ class Layouts(Generate):
                                           "--backend", "cpu", "--type", kind, batch=batch) for batch in (1, 8))
                         self.assertEqual(alone, together)
 
+    def test_prompts_wait_for_pages(self):
+        """Sequences of one to three pages say the same when there are pages for one of them at a time, for some
+        or for all. Ranks that make their passes in step, of which one has nothing that fits, go on as well."""
+        lengths = (40, 64, 130, 100, 5, 152, 60, 63, 64, 65, 128)
+        self.write_prompts({"prompt": (" ".join(WORDS) * 20)[i:i + length]}
+                           for i, length in enumerate(lengths))
+        for name in ("llama", "latents"):
+            deck = tiny_deck(self.dir / "data", **{**MODELS[name], "model__vocab": 256, "model__context": 192,
+                                                   "run__steps": 30, "optimizer__lr": 0.01})
+            self.train(1, self.deck(name, deck))
+            for i, (ranks, sets) in enumerate(((1, ()), (2, ()), (2, ("parallel.pipeline=2",)),
+                                               (2, ("zero.stage=3",)), (1, ('offload.cache="host"',)))):
+                all_of = self.generate(name, f"{i}_all", ranks, sets, "--log-probabilities", batch=6)
+                for room in (192, 320, 10**6):
+                    with self.subTest(name=name, sets=sets, room=room):
+                        self.assertEqual(all_of, self.generate(name, f"{i}_{room}", ranks, sets,
+                                                               "--log-probabilities", "--cache-tokens",
+                                                               room, batch=6))
+        self.assertIn("--cache-tokens 100: one sequence alone may come to 164 tokens",
+                      self.run_code(DECK, "generate", self.dir / "latents", "--prompts", self.prompts, "--out",
+                                    self.dir / "o.jsonl", "--tokens", 12, "--cache-tokens", 100, ranks=2))
+
     def test_experts_without_tokens_stay_on_the_disk(self):
         """Of 32 experts a token is given to one, so that of those that are read a pass has 1/32, as elements or
         as codes; a prompt of many tokens has nearly all. Of experts of two ranks those are read to which either

@@ -325,6 +325,17 @@ class Memory(RunTest):
         self.assertRegex(said, r"^[248] sequences would need .*: up to what fits")
         _, said = self.generation(deck, "--device-memory", "1MB")
         self.assertRegex(said, r"^1 sequence would need .*: nothing fits")
+        # Keys and values of 64 tokens of 4 layers in the host's memory, which a GPU reads over its bus.
+        gpu = {"machine": SOURCE / "slurm/machines/h100-dgx.toml"}
+        here, _ = self.generation(deck, "--set", "run.backend=cuda", **gpu)
+        there, said = self.generation(deck, "--set", "run.backend=cuda", "--set", "offload.cache=host", **gpu)
+        self.assertRegex(said, "bound by computing, keys and values that come from the host included")
+        n = max(there)
+        cache = n * 4 * 2 * 512 * 64 * 2
+        self.assertAlmostEqual((here[n][3] - there[n][3]) / cache, 1, delta=0.05)
+        bus = float(re.search(r"(?ms)^\[link.host\].*?^rate = (\S+)", gpu["machine"].read_text())[1])
+        self.assertAlmostEqual((there[n][0] - there[n // 2][0]) / (cache / 2 / bus * 1e3), 1, delta=0.2)
+        self.assertIn("which draws nothing", self.check(deck, 1, "--set", "offload.cache=host", code=2))
         output = self.check(deck, 1, "--generation", self.dir / "none.toml", code=2)
         self.assertIn("none.toml", output)
         self.check(deck, 1, "--generation", machine, "--fit", code=2)

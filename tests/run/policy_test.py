@@ -237,7 +237,9 @@ class Layouts(PolicyTest):
                 ("experts", 2, {"parallel__experts": 2}),
                 ("published", 3, {"zero__stage": 1}),
                 ("published_beside", 2, {"zero__stage": 2, "offload__optimizer": "host"}),
-                ("both", 4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 3}),
+                # One answer at a time: for another one there are no pages.
+                ("both", 4, {"parallel__experts": 2, "parallel__tensor": 2, "zero__stage": 3,
+                             "rollout__cache_tokens": 64}),
                 ("stages", 4, {"parallel__pipeline": 2, "zero__stage": 3, "offload__parameters": "host"}),
                 ("disks", 2, {"zero__stage": 3, "offload__parameters": "nvme",
                               "offload__nvme": [str(self.dir / "nvme")], "offload__optimizer": "nvme"})):
@@ -331,13 +333,17 @@ class Layouts(PolicyTest):
 
     def test_what_check_says(self):
         """One set of the actor's parameters; keys and values; and a reference where it is another model."""
-        said = {name: self.run_code(0, "check", self.deck_of(name, kind, rollout__slots=slots), "--ranks", 2)
-                for name, kind, slots in (("plain", "answers", 5), ("more", "answers", 10),
-                                          ("reference", "reference", 5), ("lora", "lora", 5))}
+        said = {name: self.run_code(0, "check", self.deck_of(name, kind, **rollout), "--ranks", 2)
+                for name, kind, rollout in (
+                    ("plain", "answers", {"rollout__slots": 5}), ("more", "answers", {"rollout__slots": 10}),
+                    ("shared", "answers", {"rollout__slots": 10, "rollout__cache_tokens": 3 * 64}),
+                    ("reference", "reference", {"rollout__slots": 5}), ("lora", "lora", {"rollout__slots": 5}))}
         self.assertEqual({name: "for the reference model of task.kl" in text for name, text in said.items()},
-                         {"plain": False, "more": False, "reference": True, "lora": False})
-        cached = [float(re.search(r"keys and values +([0-9.]+) KiB", said[name])[1]) for name in ("plain", "more")]
+                         {"plain": False, "more": False, "shared": False, "reference": True, "lora": False})
+        cached = [float(re.search(r"keys and values +([0-9.]+) KiB", said[name])[1])
+                  for name in ("plain", "more", "shared")]
         self.assertAlmostEqual(cached[1], 2 * cached[0], delta=0.2)
+        self.assertAlmostEqual(cached[2], 3 / 5 * cached[0], delta=0.2)  # three pages in place of five
 
 
 class ThreeDecks(RunTest):

@@ -17,25 +17,39 @@ KeyPart part_of(const Operation& a) {
   return {a.first_key, a.k.shape[1], sequence_of(a)};
 }
 
-/// The keys of one sample: which of k's it is, which tokens, and how many the first query is behind
-/// the first of them.
+/// The keys of one sample: which tokens, how many the first query is behind the first of them, and
+/// which rows of k and v have them.
 struct SampleKeys {
   SampleKeys(const Attention& a, std::int64_t b)
-      : sample(b), part(part_of(a)), first_query(first_query_of(a)) {
+      : part(part_of(a)), first_query(first_query_of(a)), sample_(b), room_(a.k.shape[1]) {
     const auto* cached = reinterpret_cast<const CachedSample*>(a.cached.data);
     if (cached == nullptr) return;
-    sample = cached[b].slot, part = kernels::part_of(cached[b]), first_query = cached[b].before;
+    part = kernels::part_of(cached[b]), first_query = cached[b].before;
+    pages_ = reinterpret_cast<const std::int32_t*>(a.pages.data) + b * a.pages.shape[1];
   }
-  std::int64_t sample;
+  /// That of a token; those of a tile's other tokens are behind it.
+  std::int64_t row(std::int64_t token) const {
+    const std::int64_t page = pages_ == nullptr ? sample_ : pages_[token / room_];
+    return page * room_ + token % room_;
+  }
   KeyPart part;
   std::int64_t first_query;
+
+ private:
+  std::int64_t sample_, room_;
+  const std::int32_t* pages_ = nullptr;
 };
 
-/// One head's columns of a (B, T, heads D) tensor, `tokens` rows from `first` on.
+/// One head's columns of a tensor of heads, `tokens` rows from `row` on.
+Block rows_of_head(const View& view, std::int64_t row, std::int64_t tokens, std::int64_t head,
+                   std::int64_t dim) {
+  Block rows{view.data, view.type, view.ld, tokens, dim};
+  return rows.from(row, head * dim);
+}
+/// The same of a sample of a (B, T, heads D) tensor, from token `first` on.
 Block head_of(const View& view, std::int64_t sample, std::int64_t first, std::int64_t tokens,
               std::int64_t head, std::int64_t dim) {
-  Block rows{view.data, view.type, view.ld, tokens, dim};
-  return rows.from(sample * view.shape[1] + first, head * dim);
+  return rows_of_head(view, sample * view.shape[1] + first, tokens, head, dim);
 }
 
 void unpack(const float* from, std::int64_t ld, float factor, const Block& to,
@@ -236,11 +250,10 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
   for (std::int64_t s = of_document.begin + before; s < seen.end; s += kTile) {
     const ForwardTile tile{
         sight, of_document, {s, at_most(s + kTile, of_document.end)}, first_query};
-    const std::int64_t count = tile.keys.count();
-    O::pack_left(head_of(a.k, of.sample, s, count, kv_head, dim), 1.0F, x.v, x.q_ld);
+    const std::int64_t count = tile.keys.count(), row = of.row(s);
+    O::pack_left(rows_of_head(a.k, row, count, kv_head, dim), 1.0F, x.v, x.q_ld);
     O::turn(x.v, count, dim, x.q_ld, x.k_turned);
-    O::pack_right(head_of(a.v, of.sample, s, count, kv_head, a.shape.values()), 1.0F, x.v,
-                  x.dims.v);
+    O::pack_right(rows_of_head(a.v, row, count, kv_head, a.shape.values()), 1.0F, x.v, x.dims.v);
     const Range queries = sight.queries_of(tile.keys, document);
     const std::int64_t end = at_most(rows.end, queries.end - first_query);
     for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
@@ -313,16 +326,17 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
   const Range document = part.document_of(documents, unit.sample, query);
   const Range seen =
       sight_of(a.shape.mask, a.shape.window, part.tokens).keys_of(query, part.keys_of(document));
-  for (std::int64_t s = seen.begin; s < seen.end; s += kTile) {
-    const std::int64_t count = at_most(kTile, seen.end - s);
+  for (std::int64_t s = seen.begin, count = 0; s < seen.end; s += count) {
+    count = at_most(kTile - s % kTile, seen.end - s);
     const int vecs = static_cast<int>(ceil_div(count, kLanes));
-    score_keys(head_of(a.k, of.sample, s, count, kv_head, dim), x.q, x.scores);
+    const std::int64_t row = of.row(s);
+    score_keys(rows_of_head(a.k, row, count, kv_head, dim), x.q, x.scores);
     for (std::int64_t t = count; t < vecs * kLanes; ++t) x.scores[t] = 0;
     if (a.shape.soft_cap > 0) cap_row(x.scores, vecs, 1.0F, a.shape.soft_cap, nullptr);
     mask_row(x.scores, {0, count}, vecs);
     const float largest = largest_of(x.scores, vecs);
     softmax_rows(x.scores, 1, vecs, 1.0F, &largest, x.rows_from(0));
-    add_values(head_of(a.v, of.sample, s, count, kv_head, a.shape.values()), x.scores, x.out);
+    add_values(rows_of_head(a.v, row, count, kv_head, a.shape.values()), x.scores, x.out);
   }
 }
 

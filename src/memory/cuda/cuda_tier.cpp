@@ -70,6 +70,7 @@ std::unique_ptr<streams::Task> CudaTier::start_copy(const std::byte* from, std::
   return nullptr;
 }
 
+/// Kernels find registered memory at the host's own addresses (unified addressing).
 std::byte* PinnedTier::allocate(std::int64_t bytes) {
   std::byte* base = HostTier::allocate(bytes);
   try {
@@ -79,8 +80,8 @@ std::byte* PinnedTier::allocate(std::int64_t bytes) {
       cudaGetLastError();  // forgotten, because it is reported here
       throw MemoryError(
           fmt::format("{:.2f} GiB of the host's memory cannot be page-locked: raise what a job may "
-                      "lock (ulimit -l, Slurm's --mem), or set checkpoint.async = false and "
-                      "offload.activations = \"none\"",
+                      "lock (ulimit -l, Slurm's --mem), or set checkpoint.async = false, and "
+                      "offload.activations and offload.cache = \"none\"",
                       static_cast<double>(bytes) / 0x1p30));
     }
     check_cuda(code, "cudaHostRegister");

@@ -94,6 +94,7 @@ struct OffloadInputs {
   Location gradients = Location::device;    // summed
   Location optimizer = Location::device;    // its state, and master weights if they are separate
   Location activations = Location::device;  // those that backward needs
+  Location cache = Location::device;        // of generation; where it is the host's a GPU reads it
   double optimizer_share = 1;               // of a rank's state that lives there, in whole units
   std::int64_t ahead = 2;                   // visits between the begin of a fetch and its use
   std::int64_t tile = 1 << 22;  // elements that one update has of a unit whose state is elsewhere
@@ -111,6 +112,7 @@ struct OffloadInputs {
   Location updates_at(Location state) const {
     return device_is_host || state == Location::device ? Location::device : Location::host;
   }
+  Location caches_at() const { return device_is_host ? Location::device : cache; }
   /// Where checkpoints find what they take of updates.
   Location saves_at() const { return device_is_host ? Location::device : Location::host; }
   /// Whether updates use what lives elsewhere. Then the update of a step is at the head of the next
@@ -139,6 +141,7 @@ struct PolicyInputs {
 struct CacheInputs {
   std::int64_t slots = 0;  // sequences of a data rank
   std::int64_t room = 0;   // tokens of each
+  std::int64_t pages = 0;  // of all of them, of kernels::kPageTokens each
   bool latents = false;    // of which keys and values are made, in their place
 };
 

@@ -61,7 +61,8 @@ std::uint64_t plan_hash(const Plan& plan) {
       .add(plan.shape.compression)
       .add(plan.shape.of_targets)
       .add(plan.shape.slots)
-      .add(plan.shape.room);
+      .add(plan.shape.room)
+      .add(plan.shape.pages);
   for (const Op& op : plan.ops) {
     if (!std::holds_alternative<comm::CollectiveCall>(op.call))
       continue;  // the rest may differ with the shard

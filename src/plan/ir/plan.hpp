@@ -144,8 +144,9 @@ struct LoadBatch {
   /// the whole sequences, and these (B, T, 2) i32 where positions count from, relative to each
   /// row's first token. Absent elsewhere.
   View positions;
-  /// In generation, as model::MicroBatch has them: (B, 4) i32 and, where T > 1, (B, T, 2) i32.
-  View cached, counted;
+  /// In generation, as model::MicroBatch has them: (B, 3) and (B, P) i32 and, where T > 1, (B, T,
+  /// 2) i32.
+  View cached, pages, counted;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -156,7 +157,7 @@ struct LoadBatch {
         f(s.drawn_losses, kernels::Access::write), f(s.reference_losses, kernels::Access::write),
         f(s.returns, kernels::Access::write), f(s.drawn_values, kernels::Access::write),
         f(s.positions, kernels::Access::write), f(s.cached, kernels::Access::write),
-        f(s.counted, kernels::Access::write);
+        f(s.pages, kernels::Access::write), f(s.counted, kernels::Access::write);
   }
 };
 
@@ -232,8 +233,9 @@ struct PlanShape {
   bool of_targets = false;  // losses are of targets, also where samples are pairs
   Scores scores = Scores::none;
   bool adapted = true;  // with adapters, where the model has some
-  // In generation, of a data rank's caches: their slots, and tokens that each has room for.
-  std::int64_t slots = 0, room = 0;
+  /// In generation, of a data rank: sequences that there are slots for, tokens of each at most, and
+  /// pages of the caches, which they share.
+  std::int64_t slots = 0, room = 0, pages = 0;
   /// Of generation: first brings up to date what ranks have of parameters that others update, and
   /// what nodes keep of them (UnitShare::of_node).
   bool renews = false;

@@ -161,6 +161,7 @@ model::MicroBatch Recorder::micro_batch() const {
             .sequence = t,
             .tokens = local(Local::tokens, DType::i32, {b, t}),
             .cached = local(Local::cached, DType::i32, {b, kernels::kCachedColumns}),
+            .pages = local(Local::pages, DType::i32, {b, kernels::pages_of(in_.cache->room)}),
             .counted = t > 1 ? local(Local::counted, DType::i32, {b, t, two}) : View{}};
   }
   return {
@@ -207,7 +208,7 @@ std::vector<model::KvCache> Recorder::caches() const {
     const BufferId first = local_cache(in_.units.size(), static_cast<std::size_t>(i));
     const auto view = [&](BufferId id, std::int64_t columns) {
       if (columns == 0) return View{};
-      return View(symbolic(id), in_.compute, {in_.cache->slots, in_.cache->room, columns});
+      return View(symbolic(id), in_.compute, {in_.cache->pages, kernels::kPageTokens, columns});
     };
     all.push_back({.k = view(first, k), .v = view(first + 1, v)});
   }

@@ -32,6 +32,7 @@ enum class Local : BufferId {
   returns,
   drawn_values,
   cached,
+  pages,
   counted,
   logits,
   losses,

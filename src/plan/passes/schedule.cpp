@@ -291,8 +291,10 @@ class Scheduler {
                          type, n);
     };
     if (generates_) {
+      const std::int64_t pages = kernels::pages_of(in_.cache->room);
       out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
                               .cached = make("cached", DType::i32, b * kernels::kCachedColumns),
+                              .pages = make("pages", DType::i32, b * pages).reshaped({b, pages}),
                               .counted = t > 1 ? make("counted", DType::i32, 2 * b * t) : View{}});
       return;
     }
@@ -580,6 +582,7 @@ class Scheduler {
   void bind_generation(Visit& v, const Layer& layer) {
     if (!generates_) return;
     bind(v, Local::cached, batch_.cached);
+    bind(v, Local::pages, batch_.pages);
     bind(v, Local::counted, batch_.counted);
     const std::int64_t rows = plan_.logits.extent(1);
     bind(v, Local::logits, plan_.logits.row_range(micro_batch_ * rows, rows));

@@ -191,8 +191,8 @@ std::vector<model::KvCache> block_caches(Plan& plan, const PlanInputs& in,
       if (columns == 0) return View{};
       return add_persistent(plan, fmt::format("{} {} of chunk {}", name, what, i),
                             BufferPurpose::cache, in.numerics.compute,
-                            cache.slots * cache.room * columns)
-          .reshaped({cache.slots, cache.room, columns});
+                            cache.pages * kernels::kPageTokens * columns, in.offload.caches_at())
+          .reshaped({cache.pages, kernels::kPageTokens, columns});
     };
     const auto [k, v] = model::cached_columns(in.model.config, cut, i, cache.latents);
     const View keys = add(cache.latents ? "latents" : "keys", k);

@@ -51,8 +51,8 @@ struct CostOf {
   OpCost operator()(const kernels::KernelCall& call) const {
     return {std::visit(
         [&](const auto& args) {
-          return op.location == Location::host ? kernels::bytes_of(args) / host_memory_rate()
-                                               : seconds(args);
+          if (op.location == Location::host) return kernels::bytes_of(args) / host_memory_rate();
+          return std::max(seconds(args), seconds_of_bus(args));
         },
         call)};
   }
@@ -116,6 +116,18 @@ struct CostOf {
   double share(double of_node, std::string_view missing) const {
     if (of_node == 0) throw DeckError(fmt::format("{}: {}", machine.file, missing));
     return of_node / static_cast<double>(plan.group(MeshGroup::world).local);
+  }
+  /// Of what the device reads and writes in the host's memory: caches, beside which a call has few
+  /// bytes.
+  template <typename Args>
+  double seconds_of_bus(const Args& args) const {
+    bool through = false;
+    Args::visit(args, [&](const View& v, kernels::Access) {
+      through = through || (v && where(v) == Location::host);
+    });
+    return through && machine.host
+               ? machine.host->latency + kernels::bytes_of(args) / machine.host->rate
+               : 0;
   }
   template <typename Args>
   double seconds(const Args& args) const {

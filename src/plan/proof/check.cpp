@@ -656,7 +656,8 @@ class GradientCheck {
 namespace {
 
 /// The host loads the step's tokens before anything else; what it computes is on its own stream.
-/// All ops but copies find their buffers where they run.
+/// All ops but copies find their buffers where they run; the device reads and fills caches of
+/// generation also in the host's memory.
 void check_locations(const Plan& plan) {
   bool loading = true;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
@@ -673,7 +674,7 @@ void check_locations(const Plan& plan) {
     if (loads || std::holds_alternative<Copy>(op.call)) continue;
     for (const BufferUse& use : uses_of(op)) {
       const Buffer& b = plan.buffer(use.buffer);
-      if (b.location != op.location)
+      if (b.location != op.location && b.purpose != BufferPurpose::cache)
         reject(plan, i, fmt::format("uses {} on the {}", b.name, enum_word(b.location)));
     }
   }

@@ -37,15 +37,17 @@ class GenerationCheck {
  private:
   bool is_cache(BufferId id) const { return plan_.buffer(id).purpose == BufferPurpose::cache; }
   bool is_logits(BufferId id) const { return id == buffer_of(plan_.logits); }
-  const View& table_of(const Op& op) const {
+  const LoadBatch& batch_of(const Op& op) const {
     for (const Op& other : plan_.ops) {
       const auto* batch = std::get_if<LoadBatch>(&other.call);
-      if (batch != nullptr && other.micro_batch == op.micro_batch) return batch->cached;
+      if (batch != nullptr && other.micro_batch == op.micro_batch) return *batch;
     }
     reject(plan_, at_, "goes on with a micro-batch that is not there");
   }
-  void check_table(const Op& op, const View& cached) const {
-    if (!cached || cached.data != table_of(op).data)
+  template <typename Operation>
+  void check_tables(const Op& op, const Operation& a) const {
+    const LoadBatch& batch = batch_of(op);
+    if (!a.cached || a.cached.data != batch.cached.data || a.pages.data != batch.pages.data)
       reject(plan_, at_, "goes on with sequences of another micro-batch");
   }
 
@@ -62,7 +64,7 @@ class GenerationCheck {
     logits_.assign(use.bytes, true);
   }
   void remember(const Op& op, const kernels::Remember& puts) {
-    check_table(op, puts.cached);
+    check_tables(op, puts);
     const BufferId cache = buffer_of(puts.cache);
     if (!is_cache(cache)) reject(plan_, at_, "remembers in what is no cache");
     const std::int64_t first = offset_of(puts.cache) / size_of(puts.cache.type);
@@ -72,7 +74,7 @@ class GenerationCheck {
     put = columns.end;
   }
   void attend(const Op& op, const kernels::Attention& a) {
-    check_table(op, a.cached);
+    check_tables(op, a);
     for (const View& v : {a.k, a.v}) {
       const BufferId cache = buffer_of(v);
       const auto put = put_.find({cache, op.micro_batch});

@@ -14,8 +14,23 @@ Completions::Completions(Decoder& decoder, SamplingRule rule, StopRule stop, boo
       log_p_(log_p),
       sequences_(static_cast<std::size_t>(decoder.slots())) {}
 
-std::int64_t Completions::free() const {
-  return std::ranges::count(sequences_, false, &std::optional<Sequence>::has_value);
+bool Completions::Room::take(std::int64_t of_pages) {
+  if (slots == 0 || of_pages > pages) return false;
+  --slots, pages -= of_pages;
+  return true;
+}
+
+Completions::Room Completions::room() const {
+  return {std::ranges::count(sequences_, false, &std::optional<Sequence>::has_value),
+          decoder_.free_pages()};
+}
+
+std::int64_t Completions::most_of(std::int64_t prompt) const {
+  return std::min(decoder_.context(), prompt + stop_.most);
+}
+
+std::int64_t Completions::pages_of(std::int64_t prompt) const {
+  return decoder_.pages_of(most_of(prompt));
 }
 
 void Completions::add(std::span<const Prompt> prompts) {
@@ -25,7 +40,9 @@ void Completions::add(std::span<const Prompt> prompts) {
     TESSERA_CHECK(place != sequences_.end(), "all {} slots are in use", sequences_.size());
     place->emplace().completion.number = prompt.number;
     (*place)->seen.assign(prompt.tokens.begin(), prompt.tokens.end());
-    begun.push_back({.slot = place - sequences_.begin(), .tokens = prompt.tokens});
+    begun.push_back({.slot = place - sequences_.begin(),
+                     .tokens = prompt.tokens,
+                     .most = most_of(std::ssize(prompt.tokens))});
   }
   decoder_.begin(begun, [&](std::size_t which, std::span<const float> logits) {
     const auto slot = static_cast<std::size_t>(begun[which].slot);

@@ -42,15 +42,22 @@ class Completions {
   /// `log_p`: whether these are wanted. The decoder outlives this.
   Completions(Decoder& decoder, SamplingRule rule, StopRule stop, bool log_p);
 
-  /// Prompts that can be added now.
-  std::int64_t free() const;
-  bool idle() const { return free() == decoder_.slots(); }
+  /// What there is for prompts that are added now.
+  struct Room {
+    std::int64_t slots = 0, pages = 0;
+    /// A slot and so many pages less, where they are there.
+    bool take(std::int64_t of_pages);
+  };
+  Room room() const;
+  /// Pages that a prompt of so many tokens takes with what follows it.
+  std::int64_t pages_of(std::int64_t prompt) const;
+  bool idle() const { return room().slots == decoder_.slots(); }
   /// A prompt of at least one token, and at most so many as a slot can see.
   struct Prompt {
     std::uint64_t number = 0;
     std::span<const std::int32_t> tokens;
   };
-  /// At most so many as free(). Calls done() at once where the first token ends one.
+  /// At most so many as there is room() for. Calls done() at once where the first token ends one.
   void add(std::span<const Prompt> prompts);
   /// The next token of each.
   void step();
@@ -58,6 +65,8 @@ class Completions {
   std::function<void(Completion&&)> done;
 
  private:
+  /// Tokens that a prompt of so many comes to at most.
+  std::int64_t most_of(std::int64_t prompt) const;
   struct Sequence {
     Completion completion;
     std::vector<std::int32_t> seen;  // the prompt and what follows it

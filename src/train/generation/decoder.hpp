@@ -16,13 +16,19 @@ class Decoder {
   virtual std::int64_t slots() const = 0;
   /// Tokens that a slot has seen.
   virtual std::int64_t length(std::int64_t slot) const = 0;
-  /// The slot begins anew.
+  /// The slot begins anew; its pages are free.
   virtual void forget(std::int64_t slot) = 0;
+  /// Pages that the slots share, which are free; and those that a sequence takes, from its prompt
+  /// until it is forgotten, which sees so many tokens at most. None where each slot has its own
+  /// room.
+  virtual std::int64_t free_pages() const { return 0; }
+  virtual std::int64_t pages_of(std::int64_t /*tokens*/) const { return 0; }
 
-  /// Tokens, at least one, of a slot that has seen none.
+  /// Tokens, at least one, of a slot that has seen none, and will see `most` of them at most.
   struct Prompt {
     std::int64_t slot = 0;
     std::span<const std::int32_t> tokens;
+    std::int64_t most = 0;
   };
   /// Logits after the last token of prompt number `which`.
   using Begun = std::function<void(std::size_t which, std::span<const float> logits)>;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <numeric>
 
 #include "train/guards/leave.hpp"
 
@@ -15,7 +16,10 @@ EngineDecoder::EngineDecoder(Engine& engine, const Job& job, const setup::Decode
       size_(size),
       directory_(std::move(directory)),
       shapes_(setup::decoder_shapes(size)),
-      lengths_(static_cast<std::size_t>(shapes_.front().slots)) {
+      lengths_(static_cast<std::size_t>(shapes_.front().slots)),
+      pages_(lengths_.size()),
+      free_(static_cast<std::size_t>(shapes_.front().pages)) {
+  std::iota(free_.begin(), free_.end(), 0);
   TESSERA_CHECK(!in_step() || (size.micro_batches == 1 && size.prefill != setup::Prefill::several),
                 "{} micro-batches of sequences, or several prompts in a pass, in step",
                 size.micro_batches);
@@ -43,7 +47,25 @@ std::int64_t EngineDecoder::passes_of(std::span<const std::int64_t> lengths) con
   return passes;
 }
 
+void EngineDecoder::forget(std::int64_t slot) {
+  at(lengths_, slot) = 0;
+  free_.insert(free_.end(), at(pages_, slot).begin(), at(pages_, slot).end());
+  at(pages_, slot).clear();
+}
+
+void EngineDecoder::reserve(std::span<const Prompt> prompts) {
+  for (const auto& [slot, tokens, most] : prompts) {
+    const std::int64_t count = pages_of(most);
+    TESSERA_CHECK(at(pages_, slot).empty() && count <= free_pages(),
+                  "{} pages for slot {}, which has {}, of {}", count, slot, at(pages_, slot).size(),
+                  free_.size());
+    at(pages_, slot).assign(free_.end() - count, free_.end());
+    free_.resize(free_.size() - static_cast<std::size_t>(count));
+  }
+}
+
 void EngineDecoder::begin(std::span<const Prompt> prompts, const Begun& begun) {
+  reserve(prompts);
   setup::is_side_by_side(size_.prefill) ? begin_all(prompts, begun) : begin_each(prompts, begun);
 }
 
@@ -143,6 +165,20 @@ std::vector<EngineDecoder::Next> EngineDecoder::no_tokens() const {
   return none;
 }
 
+void EngineDecoder::tell(const Next& next, kernels::CachedSample& cached,
+                         std::span<std::int32_t> pages) const {
+  const auto count = static_cast<std::int32_t>(next.tokens.size());
+  const std::int64_t before = length(next.slot);
+  const std::vector<std::int32_t>& own = at(pages_, next.slot);
+  TESSERA_CHECK(before + count <= std::min(size_.room, std::ssize(own) * kernels::kPageTokens),
+                "{} tokens after {} of {}, in {} pages", count, before, size_.room, own.size());
+  cached = {.before = static_cast<std::int32_t>(count > 0 ? before : 0),
+            .count = count,
+            .tokens = static_cast<std::int32_t>(before + next.all)};
+  std::ranges::fill(pages, 0);
+  std::ranges::copy(own, pages.begin());
+}
+
 std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,
                                            std::span<const Next> next) {
   TESSERA_CHECK(std::ssize(next) == shape.micro * shape.micro_batches, "{} sequences of {} x {}",
@@ -150,18 +186,16 @@ std::span<const float> EngineDecoder::pass(const plan::PlanShape& shape,
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
     auto* ids = views.tokens.as<std::int32_t>();
     auto* cached = reinterpret_cast<kernels::CachedSample*>(views.cached.data);
+    const auto most = static_cast<std::size_t>(views.pages.extent(1));
+    const std::span pages(views.pages.as<std::int32_t>(),
+                          static_cast<std::size_t>(views.pages.elements()));
     auto* counted = views.counted ? views.counted.as<std::int32_t>() : nullptr;
     std::fill_n(ids, views.tokens.elements(), 0);
     for (std::int64_t b = 0; b < shape.micro; ++b) {
-      const auto& [slot, tokens, all] = at(next, k * shape.micro + b);
-      std::ranges::copy(tokens, ids + b * shape.sequence);
-      const auto count = static_cast<std::int32_t>(tokens.size());
-      TESSERA_CHECK(length(slot) + count <= size_.room, "{} tokens after {} of {}", count,
-                    length(slot), size_.room);
-      cached[b] = {.slot = static_cast<std::int32_t>(slot),
-                   .before = static_cast<std::int32_t>(count > 0 ? length(slot) : 0),
-                   .count = count,
-                   .tokens = static_cast<std::int32_t>(length(slot) + all)};
+      const Next& own = at(next, k * shape.micro + b);
+      std::ranges::copy(own.tokens, ids + b * shape.sequence);
+      const auto count = static_cast<std::int32_t>(own.tokens.size());
+      tell(own, cached[b], pages.subspan(static_cast<std::size_t>(b) * most, most));
       for (std::int64_t t = 0; counted != nullptr && t < shape.sequence; ++t, counted += 2) {
         // Of a sequence without tokens all is padding.
         const bool there = t < count || count == 0;

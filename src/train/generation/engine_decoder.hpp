@@ -26,7 +26,9 @@ class EngineDecoder final : public Decoder {
   std::int64_t context() const override { return size_.room; }
   std::int64_t slots() const override { return std::ssize(lengths_); }
   std::int64_t length(std::int64_t slot) const override { return at(lengths_, slot); }
-  void forget(std::int64_t slot) override { at(lengths_, slot) = 0; }
+  void forget(std::int64_t slot) override;
+  std::int64_t free_pages() const override { return std::ssize(free_); }
+  std::int64_t pages_of(std::int64_t tokens) const override { return kernels::pages_of(tokens); }
   void begin(std::span<const Prompt> prompts, const Begun& begun) override;
   std::span<const float> advance_each(std::span<const std::int32_t> tokens) override;
 
@@ -50,6 +52,10 @@ class EngineDecoder final : public Decoder {
     std::span<const std::int32_t> tokens;
     std::int64_t all = 0;
   };
+  /// Gives the prompts' slots their pages.
+  void reserve(std::span<const Prompt> prompts);
+  /// What a sequence of a pass has in the caches, and in which pages.
+  void tell(const Next& next, kernels::CachedSample& cached, std::span<std::int32_t> pages) const;
   /// No tokens of any slot.
   std::vector<Next> no_tokens() const;
   /// The smallest shape of prompts' passes with room for so many tokens, or the largest.
@@ -68,6 +74,8 @@ class EngineDecoder final : public Decoder {
   std::vector<plan::PlanShape> shapes_;    // of single tokens, then of prompts, from small to large
   std::vector<plan::PlanShape> together_;  // of several prompts, of most first
   std::vector<std::int64_t> lengths_;      // by slot
+  std::vector<std::vector<std::int32_t>> pages_;  // by slot
+  std::vector<std::int32_t> free_;                // the other pages
   std::vector<float> logits_;
   std::int64_t passed_ = 0;
 };

@@ -1,6 +1,7 @@
 #include "train/generation/generator.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "model/adapters.hpp"
 #include "model/cached.hpp"
@@ -105,6 +106,10 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device, 
     return columns > 0 ? make(type_, {options.slots, context_, columns}) : View{};
   };
   cached_ = make(DType::i32, {options.slots, kernels::kCachedColumns});
+  pages_ = make(DType::i32, {options.slots, 1});
+  std::vector<std::int32_t> slots(lengths_.size());
+  std::iota(slots.begin(), slots.end(), 0);
+  tier_.write(pages_.data, std::as_bytes(std::span(slots)));
   for (std::int64_t l = 0; l < config.layers; ++l)
     caches_.push_back({.k = cache(k), .v = cache(v)});
 }
@@ -128,16 +133,19 @@ model::UnitContext Generator::context_of(const model::MicroBatch& batch) {
           type_, batch};
 }
 
-model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
-                                       std::span<const kernels::CachedSample> cached) {
-  const std::int64_t batch = std::ssize(cached), each = std::ssize(tokens) / batch;
+model::Carry Generator::through_layers(std::span<const std::int32_t> tokens, std::int64_t first,
+                                       std::span<const std::int32_t> counts) {
+  const std::int64_t batch = std::ssize(counts), each = std::ssize(tokens) / batch;
   bool begins = true;
-  for (const kernels::CachedSample& sequence : cached) {
-    TESSERA_CHECK(each > 0 && sequence.before + sequence.count <= context_,
-                  "{} tokens after {} of {}", sequence.count, sequence.before, context_);
-    begins = begins && sequence.before == 0;
+  std::vector<kernels::CachedSample> cached;
+  for (const std::int32_t count : counts) {
+    const std::int64_t before = count > 0 ? length(first + std::ssize(cached)) : 0;
+    TESSERA_CHECK(each > 0 && before + count <= context_, "{} tokens after {} of {}", count, before,
+                  context_);
+    cached.push_back({.before = static_cast<std::int32_t>(before), .count = count});
+    begins = begins && before == 0;
   }
-  tier_.write(cached_.data, std::as_bytes(cached));
+  tier_.write(cached_.data, std::as_bytes(std::span(cached)));
   next_turn();
   View ids(nullptr, DType::i32, {batch, each});
   ids.data = scratch_[turn_].take(ids.span_bytes());
@@ -148,6 +156,7 @@ model::Carry Generator::through_layers(std::span<const std::int32_t> tokens,
                                      .targets = {},
                                      .samples = {},
                                      .cached = cached_.row_range(0, batch),
+                                     .pages = pages_.row_range(first, batch),
                                      .begins = begins});
   model::Carry carry;
   model::EmbedSaved saved;
@@ -193,16 +202,9 @@ std::span<const float> Generator::logits_of(std::int64_t sequences, const model:
   return logits_;
 }
 
-kernels::CachedSample Generator::cached_of(std::int64_t slot, std::int64_t count) const {
-  return {.slot = static_cast<std::int32_t>(slot),
-          .before = static_cast<std::int32_t>(count > 0 ? length(slot) : 0),
-          .count = static_cast<std::int32_t>(count)};
-}
-
 std::span<const float> Generator::advance(std::span<const std::int32_t> tokens, std::int64_t slot) {
-  const std::int64_t count = std::ssize(tokens);
-  const kernels::CachedSample cached = cached_of(slot, count);
-  const model::Carry carry = through_layers(tokens, std::span(&cached, 1));
+  const auto count = static_cast<std::int32_t>(tokens.size());
+  const model::Carry carry = through_layers(tokens, slot, std::span(&count, 1));
   lengths_[static_cast<std::size_t>(slot)] += count;
   return logits_of(1, rows_of(carry, {count - 1, count}));  // only the last token's are asked for
 }
@@ -214,8 +216,8 @@ void Generator::begin(std::span<const Prompt> prompts, const Begun& begun) {
 
 model::Carry Generator::carry_of(std::span<const std::int32_t> tokens) {
   forget();
-  const kernels::CachedSample cached = cached_of(0, std::ssize(tokens));
-  return through_layers(tokens, std::span(&cached, 1));
+  const auto count = static_cast<std::int32_t>(tokens.size());
+  return through_layers(tokens, 0, std::span(&count, 1));
 }
 
 model::Carry Generator::rows_of(const model::Carry& carry, Range rows) const {
@@ -229,14 +231,14 @@ model::Carry Generator::rows_of(const model::Carry& carry, Range rows) const {
 std::span<const float> Generator::advance_each(std::span<const std::int32_t> tokens) {
   TESSERA_CHECK(std::ssize(tokens) == slots(), "{} tokens for {} slots", tokens.size(), slots());
   std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
-  std::vector<kernels::CachedSample> cached;
+  std::vector<std::int32_t> counts;
   for (std::int64_t slot = 0; slot < slots(); ++slot) {
     std::int32_t& id = ids[static_cast<std::size_t>(slot)];
     TESSERA_CHECK(id >= 0 || length(slot) == 0, "slot {} has {} tokens", slot, length(slot));
-    cached.push_back(cached_of(slot, id >= 0 ? 1 : 0));
+    counts.push_back(id >= 0 ? 1 : 0);
     id = std::max(id, 0);
   }
-  const model::Carry carry = through_layers(ids, cached);
+  const model::Carry carry = through_layers(ids, 0, counts);
   for (std::size_t i = 0; i < lengths_.size(); ++i) lengths_[i] += tokens[i] >= 0 ? 1 : 0;
   return logits_of(slots(), carry);
 }

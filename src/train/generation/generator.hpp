@@ -67,12 +67,10 @@ class Generator final : public Decoder {
   /// one before, as its own.
   void next_turn();
   View own(model::UnitContext& u, const View& left) const;
-  /// Sequences of equally many tokens, each behind what its slot has seen; and what the head reads
-  /// of them.
-  model::Carry through_layers(std::span<const std::int32_t> tokens,
-                              std::span<const kernels::CachedSample> cached);
-  /// A slot, of whose next tokens there are so many.
-  kernels::CachedSample cached_of(std::int64_t slot, std::int64_t count) const;
+  /// Sequences of equally many tokens, of which there are `counts`, each behind what its slot has
+  /// seen, from slot `first` on; and what the head reads of them.
+  model::Carry through_layers(std::span<const std::int32_t> tokens, std::int64_t first,
+                              std::span<const std::int32_t> counts);
   /// The same of one sample from its beginning; forgets what the first slot has seen.
   model::Carry carry_of(std::span<const std::int32_t> tokens);
   /// These rows of a sequence's.
@@ -89,7 +87,8 @@ class Generator final : public Decoder {
   std::vector<View> flats_;  // of each unit
   std::vector<model::UnitViews> units_;
   std::vector<model::KvCache> caches_;  // of each layer
-  View cached_;                         // (slots, 4), of the call under way
+  View cached_;                         // (slots, 3), of the call under way
+  View pages_;                          // (slots, 1): a slot is a page
   std::vector<std::int64_t> lengths_;   // of each slot
   std::vector<float> logits_;
   std::vector<std::unique_ptr<memory::Arena>> owned_;

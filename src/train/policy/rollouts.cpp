@@ -107,10 +107,11 @@ std::optional<std::vector<Rollouts::Answer>> Rollouts::draw(std::int64_t first,
   for (bool more = true; more;) {
     std::vector<Completions::Prompt> begun;
     std::vector<std::int64_t> lengths;
-    for (; next < first + count && std::ssize(begun) < completions.free(); next += ranks) {
-      begun.push_back(
-          {.number = static_cast<std::uint64_t>(next), .tokens = prompt_of(next).tokens});
-      lengths.push_back(std::ssize(begun.back().tokens));
+    for (Completions::Room room = completions.room(); next < first + count; next += ranks) {
+      const std::span<const std::int32_t> tokens = prompt_of(next).tokens;
+      if (!room.take(completions.pages_of(std::ssize(tokens)))) break;
+      begun.push_back({.number = static_cast<std::uint64_t>(next), .tokens = tokens});
+      lengths.push_back(std::ssize(tokens));
     }
     const std::int64_t passes = control.max(decoder.passes_of(lengths));
     std::int64_t diverged = 0;

@@ -11,6 +11,7 @@
 #include "deck/remarks.hpp"
 #include "setup/adapters.hpp"
 #include "setup/budget.hpp"
+#include "setup/generation.hpp"
 #include "setup/groups.hpp"
 #include "setup/inputs.hpp"
 #include "setup/shapes.hpp"
@@ -92,6 +93,7 @@ void survey(Checked& checked, const std::vector<MeshPlace>& places) {
 Checked check_layout(const LayoutOptions& layout) {
   Checked checked = planned(layout);
   setup::check_traffic(checked.planner.loaded, checked.planner.inputs.layout.node_of);
+  setup::check_cache(checked.planner.loaded);
   const auto places = plan::distinct_places(checked.planner.inputs);
   announce(checked, places.size());
   survey(checked, places);

@@ -66,11 +66,15 @@ void check_generates(const Planner& p, const LayoutOptions& layout) {
 }
 
 /// Why no more sequences are looked at.
-std::string bound_text(const Pass& last) {
-  const bool computes = last.computes >= last.seconds / 2;
+std::string bound_text(const Pass& last, const plan::OffloadInputs& offload) {
+  const bool computes = last.computes >= last.seconds / 2,
+             over_bus = offload.caches_at() == plan::Location::host;
   return fmt::format(
       "from --batch {} on a pass is bound by {}: more sequences take as much longer\n",
-      last.sequences, computes ? "computing" : "what ranks send each other for each sequence");
+      last.sequences,
+      !computes  ? "what ranks send each other for each sequence"
+      : over_bus ? "computing, keys and values that come from the host included"
+                 : "computing");
 }
 
 }  // namespace
@@ -97,7 +101,8 @@ std::string generation_text(const LayoutOptions& layout, const std::string& mach
                                 last ? "up to what fits, more at once are a gain" : "nothing fits");
     }
     text += text_of(pass, p.inputs.layout.mesh.data);
-    if (last && pass.seconds >= kNoGain * last->seconds) return text + bound_text(*last);
+    if (last && pass.seconds >= kNoGain * last->seconds)
+      return text + bound_text(*last, p.inputs.offload);
     last = pass;
   }
   return text + fmt::format("up to {} more at once are a gain{}\n", setup::kMostSequences,

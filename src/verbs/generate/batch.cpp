@@ -98,13 +98,16 @@ class Dealer {
     }
     if (count > 0) results_.append(lines, count);
   }
-  /// To data ranks with so many free slots, by turns; empty where nothing is left.
-  std::vector<std::vector<std::int64_t>> deal(std::vector<std::int64_t> free) {
-    std::vector<std::vector<std::int64_t>> dealt(free.size());
+  /// To data ranks by turns, as long as the next one fits in the room that one of them has; of a
+  /// number it is asked how many pages it takes.
+  template <typename F>
+  std::vector<std::vector<std::int64_t>> deal(std::vector<train::Completions::Room> rooms,
+                                              F&& pages_of) {
+    std::vector<std::vector<std::int64_t>> dealt(rooms.size());
     for (bool some = true; some;) {
       some = false;
-      for (std::size_t rank = 0; rank < free.size() && next_ < total_; ++rank) {
-        if (free[rank]-- <= 0) continue;
+      for (std::size_t rank = 0; rank < rooms.size() && next_ < total_; ++rank) {
+        if (!rooms[rank].take(pages_of(next_))) continue;
         dealt[rank].push_back(next_++);
         some = true;
       }
@@ -194,9 +197,11 @@ class Batch {
   /// Hands in what was made since; returns the numbers that each data rank gets, or null at the
   /// end.
   ordered_json exchange() {
+    const auto [slots, pages] = completions_.room();
     const std::string own =
         hands_in()
-            ? to_text({{"data_rank", place_.data}, {"free", completions_.free()}, {"made", made_}})
+            ? to_text(
+                  {{"data_rank", place_.data}, {"slots", slots}, {"pages", pages}, {"made", made_}})
             : "";
     made_ = ordered_json::array();
     const std::vector<std::string> all = control_.gather(own);
@@ -208,17 +213,19 @@ class Batch {
   }
 
   std::string deal(std::span<const std::string> all) {
-    std::map<std::int64_t, std::int64_t> by_rank;
+    std::map<std::int64_t, train::Completions::Room> by_rank;
     for (const std::string& text : all) {
       if (text.empty()) continue;
       const auto of_rank = ordered_json::parse(text);
-      by_rank[of_rank["data_rank"]] = of_rank["free"];
+      by_rank[of_rank["data_rank"]] = {.slots = of_rank["slots"], .pages = of_rank["pages"]};
       for (const auto& made : of_rank["made"]) dealer_->collect(made[0], made[1]);
     }
     if (dealer_->finished()) return "null";
-    std::vector<std::int64_t> free;
-    for (const auto& [rank, slots] : by_rank) free.push_back(slots);
-    return to_text(dealer_->deal(std::move(free)));
+    std::vector<train::Completions::Room> rooms;
+    for (const auto& [rank, room] : by_rank) rooms.push_back(room);
+    return to_text(dealer_->deal(std::move(rooms), [&](std::int64_t number) {
+      return completions_.pages_of(std::ssize(prompt_of(number)));
+    }));
   }
 
   const GenerateOptions& o_;
@@ -278,10 +285,19 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
     setup::check_traffic(*loaded, job.mpi.node_of());
     const std::int64_t context = speaker.source.model.context;
     prompts = read_prompts(o, speaker, context);
-    std::int64_t most = 1;
+    std::vector<std::int64_t> sequences;
     for (const Prompt& prompt : prompts)
-      most = std::max(most, std::min(context, std::ssize(prompt.tokens) + o.tokens));
-    size = setup::decoder_size(loaded->deck, o.batch, most);
+      sequences.insert(sequences.end(), static_cast<std::size_t>(o.samples),
+                       std::min(context, std::ssize(prompt.tokens) + o.tokens));
+    size = setup::decoder_size(loaded->deck, o.batch,
+                               sequences.empty() ? 1 : std::ranges::max(sequences));
+    if (sequences.empty()) return;
+    if (o.cache_tokens && *o.cache_tokens < size->room) {
+      throw DeckError(fmt::format(
+          "--cache-tokens {}: one sequence alone may come to {} tokens (its prompt and --tokens)",
+          *o.cache_tokens, size->room));
+    }
+    size->pages = setup::pages_for(sequences, *size, o.cache_tokens);
   });
   const auto shapes = setup::generation_shapes(loaded->deck, *size);
   std::optional<train::Engine> made;
@@ -290,8 +306,9 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
   } catch (Error& e) {
     if (e.exit_code() == ExitCode::memory) {
       e.add_context(
-          "a smaller --batch, fewer --tokens, --type bf16, and --set zero.stage=3, "
-          "parallel.tensor, offload.parameters or frozen.type need less");
+          "a smaller --batch, fewer --cache-tokens or --tokens, --type bf16, and --set "
+          "zero.stage=3, parallel.tensor, offload.parameters, offload.cache or frozen.type need "
+          "less");
     }
     throw;
   }

@@ -201,6 +201,10 @@ void add_files(CLI::App& verb, GenerateOptions& o) {
   add("--batch", o.batch, "of --prompts: sequences that a data rank goes on with at once")
       ->capture_default_str()
       ->check(bounds(std::int64_t{1}, std::optional(setup::kMostSequences)));
+  add("--cache-tokens", o.cache_tokens,
+      "of --prompts: tokens of all these sequences together that a data rank has room for; a "
+      "prompt for which, with --tokens more, there is none waits; not given: none ever waits")
+      ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{1} << 40)));
   add("--stop", o.stop, "of --prompts: a text at which a completion ends; may be given again")
       ->allow_extra_args(false);
   add("--set", o.sets,

@@ -12,7 +12,7 @@ namespace tessera::verbs {
 namespace {
 
 /// What --set may set: sections, which end with a dot, and keys.
-constexpr std::array<std::string_view, 16> kKeys = {"parallel.tensor",
+constexpr std::array<std::string_view, 17> kKeys = {"parallel.tensor",
                                                     "parallel.pipeline",
                                                     "parallel.placement",
                                                     "parallel.experts",
@@ -22,6 +22,7 @@ constexpr std::array<std::string_view, 16> kKeys = {"parallel.tensor",
                                                     "zero.prefetch",
                                                     "zero.secondary",
                                                     "offload.parameters",
+                                                    "offload.cache",
                                                     "offload.nvme",
                                                     "offload.ahead",
                                                     "offload.block",

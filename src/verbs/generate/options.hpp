@@ -26,8 +26,9 @@ struct GenerateOptions {
   bool accept_tokenizer = false;
   bool special_tokens = true;  // before the prompt, where the tokenizer's post-processor has some
   std::int64_t tokens = 200;
-  std::int64_t samples = 1;  // of a prompt
-  std::int64_t batch = 16;   // sequences that a rank goes on with at once
+  std::int64_t samples = 1;                  // of a prompt
+  std::int64_t batch = 16;                   // sequences that a rank goes on with at once
+  std::optional<std::int64_t> cache_tokens;  // of all of them
   std::vector<std::string> stop;
   bool log_probabilities = false;
   train::SamplingRule rule;

@@ -120,7 +120,8 @@ plan::PlanShape generation(std::int64_t tokens) {
           .micro = kSlots,
           .micro_batches = 1,
           .slots = kSlots,
-          .room = kRoom};
+          .room = kRoom,
+          .pages = kSlots};
 }
 
 /// Logits of prompts of 4, 2 and no tokens, then after two tokens more of each of the former.
@@ -132,7 +133,8 @@ std::vector<float> generate(PlanRun& run) {
       const std::int64_t tokens = views.tokens.elements() / kSlots;
       auto* sample = reinterpret_cast<kernels::CachedSample*>(views.cached.data);
       for (std::size_t b = 0; b < kSlots; ++b) {
-        sample[b] = {.slot = static_cast<std::int32_t>(b), .before = before[b], .count = count[b]};
+        sample[b] = {.before = before[b], .count = count[b]};
+        views.pages.as<std::int32_t>()[b] = static_cast<std::int32_t>(kSlots - 1 - b);
         for (std::int64_t t = 0; t < tokens; ++t) {
           const std::int64_t at = static_cast<std::int64_t>(b) * tokens + t;
           views.tokens.as<std::int32_t>()[at] =
@@ -158,10 +160,11 @@ std::vector<float> generate(PlanRun& run) {
 TEST(CudaStep, GeneratesAsTheCpuDoes) {
   for (const Setting& s : settings()) {
     SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
-    const auto logits = [&](kernels::Device& device, auto&& make) {
+    const auto logits = [&](kernels::Device& device, plan::Location cache, auto&& make) {
       plan::PlanInputs in = inputs_of(s, device);
       in.state_for = plan::PlanPurpose::generate;
-      in.cache = {.slots = kSlots, .room = kRoom};
+      in.cache = {.slots = kSlots, .room = kRoom, .pages = kSlots};
+      in.offload.cache = cache, in.offload.device_is_host = false;
       std::vector<plan::Plan> others;
       others.push_back(plan::make_plan(in, generation(1), {}));
       const std::unique_ptr<PlanRun> run = make(in, std::move(others));
@@ -169,16 +172,21 @@ TEST(CudaStep, GeneratesAsTheCpuDoes) {
     };
     const auto cpu = kernels::make_cpu_device({});
     const std::vector<float> want =
-        logits(*cpu, [&](const plan::PlanInputs& in, std::vector<plan::Plan> others) {
-          return std::make_unique<PlanRun>(
-              in, *cpu, plan::make_plan(in, generation(kPrompt), {}), train::self_groups(),
-              std::make_unique<streams::BackgroundStreams>(), std::move(others));
-        });
+        logits(*cpu, plan::Location::device,
+               [&](const plan::PlanInputs& in, std::vector<plan::Plan> others) {
+                 return std::make_unique<PlanRun>(
+                     in, *cpu, plan::make_plan(in, generation(kPrompt), {}), train::self_groups(),
+                     std::make_unique<streams::BackgroundStreams>(), std::move(others));
+               });
     Gpu gpu;
-    const std::vector<float> got =
-        logits(*gpu.device, [&](const plan::PlanInputs& in, std::vector<plan::Plan> others) {
-          return gpu.run(in, generation(kPrompt), std::move(others));
-        });
+    const auto on_gpu = [&](plan::Location cache) {
+      return logits(*gpu.device, cache,
+                    [&](const plan::PlanInputs& in, std::vector<plan::Plan> others) {
+                      return gpu.run(in, generation(kPrompt), std::move(others));
+                    });
+    };
+    const std::vector<float> got = on_gpu(plan::Location::device);
+    EXPECT_EQ(on_gpu(plan::Location::host), got) << "caches in the host's memory";
     ASSERT_EQ(got.size(), want.size());
     float largest = 0;
     for (const float x : want) largest = std::max(largest, std::abs(x));

@@ -153,13 +153,17 @@ TEST(Checks, AnswersThatTheModelDraws) {
                   "checkpoint.every = 10 does not go with rollout.steps = 4");
   EXPECT_EQ(with({"rollout.steps=3", "task.clip=[0.1, 0.3]"}), "") << "every is a multiple";
   expect_contains(with({"rollout.chat=auto", "rollout.field=text"}), "rollout.field has no effect");
+  expect_contains(with({"rollout.cache_tokens=1"}), "a single sequence may have batch.sequence = ");
+  expect_contains(with({"offload.cache=nvme"}), "must be one of none|host");
+  EXPECT_EQ(with({"rollout.cache_tokens=100000", "offload.cache=host"}), "");
   expect_contains(with({"reward.kind=command", "reward.command=[\"judge\"]", "reward.field=sum"}),
                   "has no effect with reward.kind = \"command\"");
   for (const char* idle :
        {"task.kl=0.1", "task.clip=[0.1, 0.1]", "rollout.steps=2", "task.mean=tokens",
         "task.scale_rewards=false", "rollout.samples=4", "rollout.tokens=8", "rollout.slots=2",
-        "rollout.chat=auto", "rollout.field=text", "rollout.keep_every=1", "reward.kind=command",
-        "reward.field=sum", "reward.command=[\"judge\"]", "reward.timeout=1"})
+        "rollout.cache_tokens=4096", "rollout.chat=auto", "rollout.field=text",
+        "rollout.keep_every=1", "reward.kind=command", "reward.field=sum",
+        "reward.command=[\"judge\"]", "reward.timeout=1"})
     expect_contains(refusal_of(idle), "has no effect with task.kind = \"lm\"");
 }
 

@@ -48,9 +48,9 @@ TEST(Echo, ParsesBackToTheSameDeck) {
        "batch.micro=2", "model.init_from=hf"},
       {"task.kind=reward", "task.label_smoothing=0.125", "batch.micro=2"},
       {"task.kind=grpo", "task.mean=tokens", "task.scale_rewards=false", "rollout.samples=4",
-       "rollout.tokens=9", "rollout.slots=3", "rollout.chat=auto", "rollout.keep_every=7",
-       "reward.kind=command", "reward.command=[\"a b\", \"\\\"\"]", "reward.timeout=0.1",
-       "model.init_from=hf"},
+       "rollout.tokens=9", "rollout.slots=3", "rollout.cache_tokens=4096", "offload.cache=host",
+       "rollout.chat=auto", "rollout.keep_every=7", "reward.kind=command",
+       "reward.command=[\"a b\", \"\\\"\"]", "reward.timeout=0.1", "model.init_from=hf"},
       {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};
   for (const auto& sets : variants) {
     const Deck deck = small_deck(sets).deck;

@@ -1,5 +1,5 @@
 // Caches by a table: of what is there, each sample of a call gets what it gets alone; what is not
-// there, other slots and rows behind a sample's tokens, is NaN, and nobody reads it.
+// there, other pages and rows behind a sample's tokens, is NaN, and nobody reads it.
 #include "tests/unit/kernels/attention_reference.hpp"
 
 namespace tessera::kernels::test {
@@ -7,12 +7,53 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-Tensor table_of(const std::vector<CachedSample>& samples) {
+/// A sample, and which of the sequences that a test has it goes on with.
+struct InSlot {
+  std::int32_t slot = 0, before = 0, count = 0, tokens = 0;
+  CachedSample sample() const { return {before, count, tokens}; }
+};
+
+Tensor table_of(const std::vector<InSlot>& samples) {
   Tensor table(DType::i32, {static_cast<std::int64_t>(samples.size()), kCachedColumns});
-  for (std::size_t b = 0; b < samples.size(); ++b)
-    std::memcpy(table.view().data + b * sizeof(CachedSample), &samples[b], sizeof(CachedSample));
+  for (std::size_t b = 0; b < samples.size(); ++b) {
+    const CachedSample sample = samples[b].sample();
+    std::memcpy(table.view().data + b * sizeof(CachedSample), &sample, sizeof(CachedSample));
+  }
   return table;
 }
+
+/// How the rows of slots lie in a cache: a slot is a page, or it has several, which lie among those
+/// of others, the last of them first.
+struct Paging {
+  std::int64_t slots, room;
+  bool several = false;
+
+  std::int64_t each() const { return several ? ceil_div(room, kPageTokens) : 1; }
+  std::int64_t tokens() const { return several ? kPageTokens : room; }
+  std::int64_t all() const { return slots * each(); }
+  std::int64_t page(std::int64_t slot, std::int64_t i) const {
+    return (each() - 1 - i) * slots + slot;
+  }
+  Tensor table(const std::vector<InSlot>& samples) const {
+    Tensor pages(DType::i32, {static_cast<std::int64_t>(samples.size()), each()});
+    for (std::int64_t i = 0; i < pages.size(); ++i)
+      pages.set(i, static_cast<double>(
+                       page(samples[static_cast<std::size_t>(i / each())].slot, i % each())));
+    return pages;
+  }
+  /// (slots, room, C) as the cache has it; what is no slot's is `other`.
+  Tensor cache(const Tensor& of_slots, std::int64_t gap, double other) const {
+    const std::int64_t columns = of_slots.view().cols();
+    Tensor pages(of_slots.view().type, {all(), tokens(), columns}, gap);
+    for (std::int64_t i = 0; i < pages.size(); ++i) pages.set(i, other);
+    for (std::int64_t i = 0; i < of_slots.size(); ++i) {
+      const std::int64_t slot = i / columns / room, t = i / columns % room;
+      pages.set((page(slot, t / tokens()) * tokens() + t % tokens()) * columns + i % columns,
+                of_slots[i]);
+    }
+    return pages;
+  }
+};
 
 /// Rows [first, first + count) of one sample of (B, T, C), and of these the first columns.
 Tensor rows_of(const Tensor& x, std::int64_t sample, std::int64_t first, std::int64_t count,
@@ -41,7 +82,7 @@ Tensor nan_tensor(DType type, std::vector<std::int64_t> shape, std::int64_t gap 
   return x;
 }
 /// (B, T, C) whose padding is NaN.
-Tensor padded_samples(DType type, const std::vector<CachedSample>& samples, std::int64_t tokens,
+Tensor padded_samples(DType type, const std::vector<InSlot>& samples, std::int64_t tokens,
                       std::int64_t columns, std::int64_t gap = 0) {
   Tensor x = nan_tensor(type, {static_cast<std::int64_t>(samples.size()), tokens, columns}, gap);
   for (std::size_t b = 0; b < samples.size(); ++b)
@@ -54,9 +95,11 @@ Tensor padded_samples(DType type, const std::vector<CachedSample>& samples, std:
 struct AttentionCase {
   std::int64_t tokens, slots, room;
   AttentionShape shape;
-  std::vector<CachedSample> samples;
+  std::vector<InSlot> samples;
   std::int64_t gap = 0;
   bool latents = false;  // values are the first columns of the keys
+
+  Paging paging(bool several) const { return {slots, room, several}; }
 };
 
 const std::vector<AttentionCase> kAttention = {
@@ -128,25 +171,31 @@ struct Caches {
         v(nan_tensor(type, {c.slots, c.room, c.shape.kv_heads * c.shape.values()}, c.gap)),
         table(table_of(c.samples)) {
     c.shape.scale = 1 / std::sqrt(static_cast<float>(c.shape.head_dim));
-    for (const CachedSample& s : c.samples) {
+    for (const InSlot& s : c.samples) {
       fill_rows(k, s.slot, s.before + s.count, static_cast<unsigned>(100 + s.slot));
       fill_rows(v, s.slot, s.before + s.count, static_cast<unsigned>(200 + s.slot));
     }
   }
-  Tensor run_on(Device& device) const {
+  /// With a slot in one page, or in several.
+  Tensor run_on(Device& device, bool several) const {
+    const Paging paging = c.paging(several);
+    const Tensor pages = paging.table(c.samples), keys = paging.cache(k, c.gap, kNan),
+                 of_values = paging.cache(v, c.gap, kNan);
     Tensor out(q.view().type, {q.view().extent(0), c.tokens, c.shape.heads * c.shape.values()},
                c.gap);
-    run(device, Attention{.q = q.view(),
-                          .k = k.view(),
-                          .v = c.latents ? k.view().col_range(0, c.shape.values()) : v.view(),
-                          .out = out.view(),
-                          .cached = table.view(),
-                          .shape = c.shape});
+    run(device,
+        Attention{.q = q.view(),
+                  .k = keys.view(),
+                  .v = c.latents ? keys.view().col_range(0, c.shape.values()) : of_values.view(),
+                  .out = out.view(),
+                  .cached = table.view(),
+                  .pages = pages.view(),
+                  .shape = c.shape});
     EXPECT_TRUE(out.gaps_intact());
     return out;
   }
-  Tensor own_keys(const CachedSample& s) const { return rows_of(k, s.slot, 0, s.before + s.count); }
-  Tensor own_values(const CachedSample& s) const {
+  Tensor own_keys(const InSlot& s) const { return rows_of(k, s.slot, 0, s.before + s.count); }
+  Tensor own_values(const InSlot& s) const {
     return rows_of(c.latents ? k : v, s.slot, 0, s.before + s.count, v.view().cols());
   }
 };
@@ -154,7 +203,7 @@ struct Caches {
 /// What a sample gets without a cache. A CPU has a loop of its own for calls of one query, so where
 /// the call with a cache has several, another one is put before a single one.
 Tensor alone(Device& device, const Caches& x, std::int64_t b) {
-  const CachedSample& s = x.c.samples[static_cast<std::size_t>(b)];
+  const InSlot& s = x.c.samples[static_cast<std::size_t>(b)];
   const bool another = x.c.tokens > 1 && s.count == 1 && s.before > 0;
   const std::int64_t first = another ? 1 : 0, queries = first + s.count;
   const Tensor own = rows_of(x.q, b, 0, s.count), k = x.own_keys(s), v = x.own_values(s);
@@ -172,11 +221,13 @@ TEST(CachedAttention, HasTheBitsOfEachSampleAlone) {
     for (const DType type : {DType::f32, DType::bf16}) {
       for (std::size_t i = 0; i < kAttention.size(); ++i) {
         const Caches x(kAttention[i], type);
-        const Tensor out = x.run_on(device);
+        const Tensor out = x.run_on(device, false), of_pages = x.run_on(device, true);
         for (std::int64_t b = 0; b < out.view().extent(0); ++b) {
           const std::int64_t count = x.c.samples[static_cast<std::size_t>(b)].count;
           if (count == 0) continue;
-          EXPECT_TRUE(rows_of(out, b, 0, count).same_bits(alone(device, x, b)))
+          const Tensor want = alone(device, x, b);
+          EXPECT_TRUE(rows_of(out, b, 0, count).same_bits(want) &&
+                      rows_of(of_pages, b, 0, count).same_bits(want))
               << to_string(type) << ", case " << i << ", sample " << b;
         }
       }
@@ -186,7 +237,7 @@ TEST(CachedAttention, HasTheBitsOfEachSampleAlone) {
 
 /// A sample alone in double: values have zeros in the columns that only keys have.
 attention::Reference reference_of(const Caches& x, std::int64_t b) {
-  const CachedSample& s = x.c.samples[static_cast<std::size_t>(b)];
+  const InSlot& s = x.c.samples[static_cast<std::size_t>(b)];
   const AttentionShape& shape = x.c.shape;
   const std::int64_t keys = s.before + s.count, dim = shape.head_dim, values = shape.values();
   const Tensor v = x.own_values(s);
@@ -214,9 +265,9 @@ TEST(CachedAttention, AgreesWithDoubleSoftmax) {
         if (type == DType::f16 && gpu() != Gpu::real) return;  // which has the loops of bf16
         for (const AttentionCase& c : kAttention) {
           const Caches x(c, type);
-          const Tensor out = x.run_on(device);
+          const Tensor out = x.run_on(device, true);
           for (std::int64_t b = 0; b < out.view().extent(0); ++b) {
-            const CachedSample& s = c.samples[static_cast<std::size_t>(b)];
+            const InSlot& s = c.samples[static_cast<std::size_t>(b)];
             if (s.count == 0) continue;
             const attention::Outputs want = attention::outputs_of(reference_of(x, b), rounding);
             const std::int64_t values = c.shape.values();
@@ -240,12 +291,11 @@ TEST(CachedAttention, AgreesWithDoubleSoftmax) {
 
 // --- Rope
 
-const std::vector<CachedSample> kTurned = {
-    {0, 0, 40}, {1, 31, 40}, {2, 1000, 1}, {3, 64, 0}, {4, 62, 7}};
+const std::vector<InSlot> kTurned = {{0, 0, 40}, {1, 31, 40}, {2, 1000, 1}, {3, 64, 0}, {4, 62, 7}};
 
 /// What a sample's tokens become without a cache.
 Tensor turned_alone(Device& device, Rope call, const Tensor& x, std::int64_t b) {
-  const CachedSample& s = kTurned[static_cast<std::size_t>(b)];
+  const InSlot& s = kTurned[static_cast<std::size_t>(b)];
   Tensor own = rows_of(x, b, 0, s.count);
   call.x = own.view(), call.cached = {}, call.first_position = s.before;
   call.scaling.positions = s.before + s.count;
@@ -306,8 +356,7 @@ TEST(CachedRope, TurnsEachSampleByItsOwnPositions) {
 // --- Embedding
 
 constexpr std::int64_t kTokens = 5, kPositions = 12;
-const std::vector<CachedSample> kEmbedded = {
-    {0, 0, 5}, {1, 7, 5}, {2, 11, 1}, {3, 4, 0}, {4, 9, 3}};
+const std::vector<InSlot> kEmbedded = {{0, 0, 5}, {1, 7, 5}, {2, 11, 1}, {3, 4, 0}, {4, 9, 3}};
 
 /// Positions [0, 12), with rows of NaN behind them.
 Tensor some_positions(DType type, std::int64_t columns) {
@@ -323,7 +372,7 @@ void expect_positions_of_each_sample(
     const std::function<Tensor(std::int64_t, std::int64_t, std::int64_t)>& one_token) {
   for (std::size_t i = 0; i < kEmbedded.size(); ++i) {
     const auto b = static_cast<std::int64_t>(i);
-    const CachedSample& s = kEmbedded[i];
+    const InSlot& s = kEmbedded[i];
     for (std::int64_t t = 0; t < kTokens; ++t) {
       const std::int64_t position = s.before + std::min<std::int64_t>(t, std::max(s.count - 1, 0));
       EXPECT_TRUE(rows_of(out, b, t, 1).same_bits(one_token(b, t, position)))
@@ -392,24 +441,33 @@ TEST(CachedAddPositions, AddsThoseOfEachSample) {
 // --- Remember
 
 TEST(Remember, WritesTheTokensThatThereAre) {
-  const std::vector<CachedSample> samples = {{2, 0, 9}, {0, 11, 4}, {3, 6, 0}, {4, 15, 1}};
-  constexpr std::int64_t kSlots = 5, kRoom = 16, kLongest = 9;
+  const std::vector<InSlot> samples = {{2, 0, 9}, {0, 11, 4}, {3, 60, 9}, {4, 129, 1}, {1, 6, 0}};
+  constexpr std::int64_t kLongest = 9;
   for_devices_and_types([&](Device& device, DType type) {
     for (const auto& [columns, gap] : {std::pair{1, 0}, {37, 3}, {64, 0}, {72, 8}}) {
       for (const std::int64_t tokens : {kLongest, std::int64_t{1}}) {
-        std::vector<CachedSample> own = samples;
-        for (CachedSample& s : own) s.count = std::min<std::int32_t>(s.count, tokens);
-        const Tensor x = padded_samples(type, own, tokens, columns, gap), table = table_of(own);
-        const auto cache = Tensor::random(type, {kSlots, kRoom, columns}, 50, 1, gap);
-        Tensor want = cache.copy();
-        run(device, Remember{.x = x.view(), .cached = table.view(), .cache = cache.view()});
-        for (std::size_t b = 0; b < own.size(); ++b) {
-          const std::int64_t from = static_cast<std::int64_t>(b) * tokens * columns,
-                             to = (own[b].slot * kRoom + own[b].before) * columns;
-          for (std::int64_t i = 0; i < own[b].count * columns; ++i) want.set(to + i, x[from + i]);
+        for (const bool several : {false, true}) {
+          const Paging paging{.slots = 5, .room = 130, .several = several};
+          std::vector<InSlot> own = samples;
+          for (InSlot& s : own) s.count = std::min<std::int32_t>(s.count, tokens);
+          const Tensor x = padded_samples(type, own, tokens, columns, gap), table = table_of(own),
+                       pages = paging.table(own);
+          auto slots = Tensor::random(type, {paging.slots, paging.room, columns}, 50, 1, gap);
+          const Tensor cache = paging.cache(slots, gap, 0);
+          run(device, Remember{.x = x.view(),
+                               .cached = table.view(),
+                               .pages = pages.view(),
+                               .cache = cache.view()});
+          for (std::size_t b = 0; b < own.size(); ++b) {
+            const std::int64_t from = static_cast<std::int64_t>(b) * tokens * columns,
+                               to = (own[b].slot * paging.room + own[b].before) * columns;
+            for (std::int64_t i = 0; i < own[b].count * columns; ++i)
+              slots.set(to + i, x[from + i]);
+          }
+          EXPECT_TRUE(cache.same_bits(paging.cache(slots, gap, 0)))
+              << columns << " columns + " << gap;
+          EXPECT_TRUE(cache.gaps_intact());
         }
-        EXPECT_TRUE(cache.same_bits(want)) << columns << " columns + " << gap;
-        EXPECT_TRUE(cache.gaps_intact());
       }
     }
   });
@@ -418,6 +476,13 @@ TEST(Remember, WritesTheTokensThatThereAre) {
 // --- Tables that say what cannot be
 
 constexpr std::int64_t kBadTokens = 3, kBadSlots = 2, kBadRoom = 8;
+
+/// Of two samples, the first of which has page 0.
+Tensor bad_pages(std::int32_t second) {
+  Tensor pages(DType::i32, {2, 1});
+  pages.set(1, second);
+  return pages;
+}
 
 bool refuses(const std::function<void(Device&)>& call) {
   const auto device = make_cpu_device({.threads = 1});
@@ -428,13 +493,14 @@ bool refuses(const std::function<void(Device&)>& call) {
   }
   return false;
 }
-bool remember_refuses(const View& table) {
+bool remember_refuses(const View& table, const View& pages) {
   const Tensor x(DType::f32, {2, kBadTokens, 4}), cache(DType::f32, {kBadSlots, kBadRoom, 4});
   return refuses([&](Device& device) {
-    run(device, Remember{.x = x.view(), .cached = table, .cache = cache.view()});
+    run(device, Remember{.x = x.view(), .cached = table, .pages = pages, .cache = cache.view()});
   });
 }
-bool attention_refuses(const View& table, const std::function<void(Attention&)>& change = {}) {
+bool attention_refuses(const View& table, const View& pages,
+                       const std::function<void(Attention&)>& change = {}) {
   const Tensor q(DType::f32, {2, kBadTokens, 4}), k(DType::f32, {kBadSlots, kBadRoom, 4}),
       out = q.copy();
   Attention call{.q = q.view(),
@@ -442,6 +508,7 @@ bool attention_refuses(const View& table, const std::function<void(Attention&)>&
                  .v = k.view(),
                  .out = out.view(),
                  .cached = table,
+                 .pages = pages,
                  .shape = {.heads = 1, .kv_heads = 1, .head_dim = 4, .scale = 1}};
   if (change) change(call);
   return refuses([&](Device& device) { run(device, call); });
@@ -475,50 +542,62 @@ bool embedding_refuses(const View& table, std::int64_t first_position = 0) {
   return embed;
 }
 
-// What a pass costs is told from these bytes: of five slots two are looked at, one row of each is
-// filled.
-TEST(CachedSamples, MoveTheBytesOfTheirSlots) {
-  const Tensor table = table_of({{.slot = 4, .before = 7, .count = 1}, {.slot = 0, .count = 1}}),
-               q(DType::bf16, {2, 1, 32}), x(DType::bf16, {2, 1, 16}), out(DType::bf16, {2, 1, 32}),
-               cache(DType::bf16, {5, 100, 16});
-  EXPECT_EQ(bytes_of(Remember{.x = x.view(), .cached = table.view(), .cache = cache.view()}),
-            2.0 * 2 * 16 * 2);
+// What a pass costs is told from these bytes: of five pages two samples have two each, one row of
+// each sample is filled.
+TEST(CachedSamples, MoveTheBytesOfTheirPages) {
+  const Tensor table = table_of({{.before = 7, .count = 1}, {.count = 1}}),
+               pages(DType::i32, {2, 2}), q(DType::bf16, {2, 1, 32}), x(DType::bf16, {2, 1, 16}),
+               out(DType::bf16, {2, 1, 32}), cache(DType::bf16, {5, kPageTokens, 16});
+  EXPECT_EQ(
+      bytes_of(Remember{
+          .x = x.view(), .cached = table.view(), .pages = pages.view(), .cache = cache.view()}),
+      2.0 * 2 * 16 * 2);
   EXPECT_EQ(bytes_of(Attention{.q = q.view(),
                                .k = cache.view(),
                                .v = cache.view(),
                                .out = out.view(),
                                .cached = table.view(),
+                               .pages = pages.view(),
                                .shape = {.heads = 4, .kv_heads = 2, .head_dim = 8}}),
-            2.0 * (2 * 100 * 16 * 2) + 2.0 * (2 * 32 * 2) + 2.0 * sizeof(CachedSample));
+            2.0 * (2 * 2 * kPageTokens * 16 * 2) + 2.0 * (2 * 32 * 2) + 2.0 * sizeof(CachedSample) +
+                2.0 * 2 * sizeof(std::int32_t));
 }
 
 TEST(CachedSamples, AreRefusedWhereThereIsNoRoom) {
   struct Row {
-    CachedSample sample;
+    InSlot sample;                         // whose slot is its page
     bool in_cache, in_positions, in_call;  // whether it is right for one
   };
   const std::vector<Row> rows = {
       {{1, 5, 3}, true, true, true},           {{0, 0, 0}, true, true, true},
+      {{kBadSlots, 0, 0}, true, true, true},  // nobody looks at the page
       {{-1, 0, 1}, false, true, true},         {{kBadSlots, 0, 1}, false, true, true},
       {{1, 6, 3}, false, false, true},         {{1, 0, 4}, false, false, false},
       {{1, 0, -1}, false, false, false},       {{1, -1, 2}, false, false, false},
       {{1, 0x7fffffff, 2}, false, false, true}};
   for (const Row& row : rows) {
-    const Tensor table = table_of({{0, 0, 1}, row.sample});
+    const Tensor table = table_of({{0, 0, 1}, row.sample}), pages = bad_pages(row.sample.slot);
     const std::string what =
         fmt::format("{} after {} in {}", row.sample.count, row.sample.before, row.sample.slot);
-    EXPECT_EQ(remember_refuses(table.view()), !row.in_cache) << what;
-    EXPECT_EQ(attention_refuses(table.view()), !row.in_cache) << what;
+    EXPECT_EQ(remember_refuses(table.view(), pages.view()), !row.in_cache) << what;
+    EXPECT_EQ(attention_refuses(table.view(), pages.view()), !row.in_cache) << what;
     EXPECT_EQ(embedding_refuses(table.view()), !row.in_positions) << what;
     EXPECT_EQ(rope_refuses(table.view()), !row.in_call) << what;
   }
 }
 
 TEST(CachedSamples, AreOneForEachSampleAndGoWithoutWhatACacheHasNot) {
-  const Tensor table = table_of({{0, 0, 1}, {1, 0, 1}}), longer = table_of({{}, {}, {}});
-  EXPECT_TRUE(remember_refuses(longer.view()));
-  EXPECT_TRUE(remember_refuses({}));
-  EXPECT_TRUE(attention_refuses(longer.view()));
+  const Tensor table = table_of({{0, 0, 1}, {1, 0, 1}}), longer = table_of({{}, {}, {}}),
+               pages = bad_pages(1), of_three(DType::i32, {3, 1}), of_eight(DType::i32, {2, 2});
+  EXPECT_TRUE(remember_refuses(longer.view(), pages.view()));
+  EXPECT_TRUE(remember_refuses({}, pages.view()));
+  EXPECT_TRUE(remember_refuses(table.view(), {}));
+  EXPECT_TRUE(remember_refuses(table.view(), of_three.view()));
+  EXPECT_TRUE(remember_refuses(table.view(), of_eight.view())) << "several pages of 8 tokens";
+  EXPECT_TRUE(attention_refuses(longer.view(), pages.view()));
+  EXPECT_TRUE(attention_refuses(table.view(), {}));
+  EXPECT_TRUE(attention_refuses(table.view(), of_three.view()));
+  EXPECT_TRUE(attention_refuses(table.view(), of_eight.view())) << "several pages of 8 tokens";
   EXPECT_TRUE(rope_refuses(longer.view()));
   EXPECT_TRUE(embedding_refuses(longer.view()));
   EXPECT_TRUE(embedding_refuses(table.view(), 1));
@@ -534,9 +613,9 @@ TEST(CachedSamples, AreOneForEachSampleAndGoWithoutWhatACacheHasNot) {
            [&](Attention& a) { a.dropout = {.p = 0.1F, .samples = samples.view()}; },
            [](Attention& a) { a.first = 0; }, [](Attention& a) { a.first_key = 1; },
            [](Attention& a) { a.tokens = kBadRoom; }}) {
-    EXPECT_TRUE(attention_refuses(table.view(), change));
+    EXPECT_TRUE(attention_refuses(table.view(), pages.view(), change));
   }
-  EXPECT_FALSE(attention_refuses(table.view()));
+  EXPECT_FALSE(attention_refuses(table.view(), pages.view()));
 }
 
 }  // namespace

@@ -6,16 +6,19 @@
 namespace tessera::plan {
 namespace {
 
-/// A pass of `micro_batches` x `micro` sequences of `tokens`, in caches of `slots`.
+/// A pass of `micro_batches` x `micro` sequences of `tokens`, of which there may be `slots`; each
+/// may have three pages, of seven for all of them.
 void generate(Case& c, std::int64_t micro, std::int64_t micro_batches, std::int64_t tokens,
               std::int64_t slots) {
-  c.inputs.cache = {.slots = slots, .room = 12};
+  constexpr std::int64_t kRoom = 2 * kernels::kPageTokens + 1, kPages = 7;
+  c.inputs.cache = {.slots = slots, .room = kRoom, .pages = kPages};
   c.shape = {.purpose = PlanPurpose::generate,
              .sequence = tokens,
              .micro = micro,
              .micro_batches = micro_batches,
              .slots = slots,
-             .room = 12};
+             .room = kRoom,
+             .pages = kPages};
 }
 
 Case small_case(std::int64_t tokens) {
@@ -39,6 +42,7 @@ TEST(Generation, IsProvedOnManyLayouts) {
     generate(c, micro, count, pick(5), micro * count + pick(2) - 1);
     c.shape.renews = pick(2) == 1;
     c.inputs.cache->latents = m.latent && pick(2) == 1;
+    if (pick(2) == 1) c.inputs.offload.cache = Location::host;
     SCOPED_TRACE(i);
     expect_proved(c);
     ++proved;
@@ -55,8 +59,21 @@ TEST(Generation, HoldsNeitherOptimizerStateNorGradients) {
         << b.name;
     if (b.purpose == BufferPurpose::cache) caches += b.bytes;
   }
-  // Keys and values of a tensor rank's head, of 6 slots in three layers.
-  EXPECT_EQ(caches, 3 * 2 * 6 * 12 * 8 * size_of(DType::f32));
+  // Keys and values of a tensor rank's head, of 7 pages in three layers.
+  EXPECT_EQ(caches, 3 * 2 * 7 * kernels::kPageTokens * 8 * size_of(DType::f32));
+}
+
+// The memory of a CPU is the host's already.
+TEST(Generation, KeepsCachesWhereTheDeckSays) {
+  for (const bool device_is_host : {true, false}) {
+    Case c = small_case(1);
+    c.inputs.offload.cache = Location::host;
+    c.inputs.offload.device_is_host = device_is_host;
+    for (const Buffer& b : make_plan(c.inputs, c.shape, {}).buffers) {
+      const bool moved = b.purpose == BufferPurpose::cache && !device_is_host;
+      EXPECT_EQ(b.location, moved ? Location::host : Location::device) << b.name;
+    }
+  }
 }
 
 // Ranks of which some begin prompts while others go on make the same gathers.

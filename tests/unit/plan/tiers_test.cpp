@@ -194,8 +194,8 @@ Plan with_experts_on_disks(PlanPurpose purpose, std::int64_t ranks, bool device_
   c.shape.purpose = purpose, c.shape.micro = 1, c.shape.sequence = tokens;
   if (purpose < PlanPurpose::train) c.inputs.state_for = purpose;
   if (purpose == PlanPurpose::generate) {
-    c.inputs.cache = {.slots = 1, .room = 12};
-    c.shape.slots = 1, c.shape.room = 12;
+    c.inputs.cache = {.slots = 1, .room = 12, .pages = 1};
+    c.shape.slots = 1, c.shape.room = 12, c.shape.pages = 1;
   }
   if (codes) {
     c.inputs.model.config.frozen = {"block.*"};

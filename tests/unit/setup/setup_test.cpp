@@ -176,5 +176,32 @@ TEST(Shapes, OfPromptsThatGoTogether) {
   EXPECT_EQ(prefill_of({"offload.parameters=host"}), Prefill::all);
 }
 
+// Pages are shared: what a file's sequences can fill at once, and less where somebody says so.
+TEST(Shapes, OfPagesThatSequencesShare) {
+  const DecoderSize three{.slots = 3, .room = 200};
+  EXPECT_EQ(decoder_shapes(three).front().pages, 3 * 4) << "all slots full";
+  EXPECT_EQ(pages_for({64, 65, 1, 200, 129}, three, {}), 4 + 3 + 2);
+  EXPECT_EQ(pages_for({64, 65}, three, {}), 1 + 2);
+  EXPECT_EQ(pages_for({64, 65, 1, 200, 129}, three, 500), 7) << "whole pages";
+  EXPECT_EQ(pages_for({64, 65, 1, 200, 129}, three, 1), 4) << "the longest one fits";
+  EXPECT_EQ(pages_for({64, 65, 1, 200, 129}, three, 10'000), 9);
+  // Two stages pass two micro-batches of two on to each other.
+  EXPECT_EQ(pages_for({1, 1, 1, 1, 1}, {.slots = 3, .room = 9, .micro_batches = 2}, {}), 4);
+  DecoderSize some = three;
+  some.pages = 7;
+  for (const plan::PlanShape& shape : decoder_shapes(some)) EXPECT_EQ(shape.pages, 7);
+
+  const auto rollout_pages = [](const std::vector<std::string>& sets) {
+    std::vector<std::string> all{"task.kind=grpo", "rollout.tokens=9", "rollout.slots=5",
+                                 "model.init_from=hf"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    const deck::Deck deck = deck::small_deck(all).deck;
+    return std::pair{rollout_size(deck).pages, kernels::pages_of(deck.batch.sequence)};
+  };
+  const auto [all, each] = rollout_pages({});
+  EXPECT_EQ(all, 5 * each);
+  EXPECT_EQ(rollout_pages({"rollout.cache_tokens=130"}).first, std::min<std::int64_t>(2, all));
+}
+
 }  // namespace
 }  // namespace tessera::setup

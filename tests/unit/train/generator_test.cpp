@@ -184,7 +184,7 @@ std::map<std::uint64_t, Completion> complete(Generator& generator, const Samplin
   Completions completions(generator, rule, stop, true);
   completions.done = [&](Completion&& made) { all.emplace(made.number, std::move(made)); };
   for (std::uint64_t next = 0; next < prompts || !completions.idle();) {
-    while (next < prompts && generator.slots() - completions.free() < together) {
+    while (next < prompts && generator.slots() - completions.room().slots < together) {
       std::vector<std::int32_t> prompt;
       for (std::uint64_t i = 0; i <= next % 4; ++i)
         prompt.push_back(static_cast<std::int32_t>(3 * next + 5 * i) % 20);
