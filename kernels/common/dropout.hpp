@@ -1,6 +1,7 @@
 // The random numbers of a dropout mask, shared by every back end.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -9,8 +10,8 @@
 
 namespace tessera::kernels {
 
-/// What decides a mask besides sample and element: an element is kept if its random bits >=
-/// threshold.
+/// What decides a mask besides sample and element: an element is kept if its random half is at
+/// least `threshold`. Jitter drops nothing.
 struct DropoutRule {
   RandomKey key;
   std::uint32_t threshold = 0;
@@ -20,18 +21,24 @@ struct DropoutRule {
 };
 
 inline DropoutRule dropout_rule(const Dropout& dropout) {
-  return {
-      .key = dropout.key(),
-      .threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(dropout.p) * 0x1p32)),
-      .factor = dropout.jitter > 0 ? 1.0F - dropout.jitter : 1.0F / (1.0F - dropout.p),
-      .spread = 2 * dropout.jitter,
-      .first = dropout.first};
+  constexpr double kAll = 0x1p16;
+  if (dropout.jitter > 0)
+    return {.key = dropout.key(),
+            .factor = 1.0F - dropout.jitter,
+            .spread = 2 * dropout.jitter,
+            .first = dropout.first};
+  const double dropped =
+      dropout.p > 0 ? std::clamp(std::round(double{dropout.p} * kAll), 1.0, kAll - 1) : 0;
+  return {.key = dropout.key(),
+          .threshold = static_cast<std::uint32_t>(dropped),
+          .factor = static_cast<float>(kAll / (kAll - dropped)),
+          .first = dropout.first};
 }
 
-/// What an element with these random bits is multiplied with.
-TESSERA_INLINE float factor_of(const DropoutRule& rule, std::uint32_t bits) {
+/// What an element with these random bits is multiplied with by jitter.
+TESSERA_INLINE float jitter_of(const DropoutRule& rule, std::uint32_t bits) {
   const float more = static_cast<float>(static_cast<std::int32_t>(bits >> 8)) * 0x1p-24F;
-  return bits >= rule.threshold ? rule.factor + rule.spread * more : 0.0F;
+  return rule.factor + rule.spread * more;
 }
 
 }  // namespace tessera::kernels

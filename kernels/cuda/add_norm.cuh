@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(Team::kMostThreads, kRuns == 1 && sizeof(T) ==
   }
 }
 
-template <typename T>
+template <typename T, bool kJitter>
 struct ApplyDropoutRun {
   static constexpr int V = kRun<T>;
   Rows<T> x, out;
@@ -143,7 +143,7 @@ struct ApplyDropoutRun {
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
     float v[V];
     load(x[r] + c, count, wide, v);
-    dropout.apply<true>(r, c, v);
+    dropout.apply<kJitter>(r, c, v);
     store(out[r] + c, count, wide, v);
   }
 };

@@ -10,6 +10,7 @@
 #include "kernels/common/dropout.hpp"
 #include "kernels/common/sight.hpp"
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/dropout.cuh"
 
 namespace tessera::kernels::cuda {
 
@@ -109,37 +110,94 @@ struct ForwardTiles {
   static_assert(kSharedBytes <= kMostSharedBytes && kPageTokens % kKeys == 0);
 };
 
-/// What dropout keeps of a lane's part of a tile of kColumns, for one head and sample: bit 4 j + e
-/// is c[j][e]'s, which belongs to key_of(j, e) and query_of(j, e). Neighbours often share a block
-/// of random numbers, so the last one is kept. A loop: a block's code for each element would be a
-/// third of a kernel.
-template <int kColumns, typename Query, typename Key>
-__device__ __forceinline__ std::uint32_t kept_of(const AttentionSetting& s, int sample, int head,
-                                                 Query&& query_of, Key&& key_of) {
+/// What dropout keeps of a warp's tile of kColumns, for one head and sample: of a lane bit 4 j + e
+/// is c[j][e]'s. Rows are queries, or with kByKeys keys, and columns the others, counted from
+/// those of first_row and first_column.
+template <int kColumns, bool kByKeys>
+struct KeptOfTile {
   static_assert(kColumns / 2 <= 32);
-  const auto stream = static_cast<std::uint64_t>(s.sample_index[sample]);
-  const std::int64_t first = s.rule.first + s.part().pair(head, s.first, 0);
-  std::uint64_t last = ~std::uint64_t{0};  // no element's
-  std::uint32_t bits = 0, word0 = 0, word1 = 0, word2 = 0, word3 = 0;
-#pragma unroll 1
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const int j = i / 4, e = i % 4;
-    const auto element =
-        static_cast<std::uint64_t>(first + std::int64_t{query_of(j, e)} * s.tokens + key_of(j, e));
-    if (const std::uint64_t block = element / 4; block != last) {
-      last = block;
-      const auto words =
-          philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
-                     s.rule.key);
-      word0 = words[0], word1 = words[1], word2 = words[2], word3 = words[3];
-    }
-    const std::uint32_t even = element % 4 < 2 ? word0 : word2;
-    const std::uint32_t odd = element % 4 < 2 ? word1 : word3;
-    bits |= ((element % 2 == 0 ? even : odd) >= s.rule.threshold ? 1U : 0U) << i;
+  const AttentionSetting& s;
+  std::uint64_t stream;
+  std::int64_t first;  // element of the tile's first query and key
+
+  __device__ __forceinline__ KeptOfTile(const AttentionSetting& setting, int sample, int head,
+                                        int first_row, int first_column)
+      : s(setting),
+        stream(static_cast<std::uint64_t>(setting.sample_index[sample])),
+        first(setting.rule.first +
+              setting.part().pair(head, setting.first + (kByKeys ? first_column : first_row),
+                                  kByKeys ? first_row : first_column)) {}
+
+  __device__ __forceinline__ std::int64_t element(int row, int column) const {
+    return first + std::int64_t{kByKeys ? column : row} * s.tokens + (kByKeys ? row : column);
   }
-  return bits;
-}
+  __device__ __forceinline__ std::array<std::uint32_t, 4> block_of(std::int64_t element) const {
+    return random_block(s.rule.key, stream, static_cast<std::uint64_t>(element) / 8);
+  }
+  __device__ __forceinline__ std::uint32_t kept(std::uint32_t half) const {
+    return half >= s.rule.threshold ? 1U : 0U;
+  }
+  /// Blocks of eight keys begin where the tile's do.
+  __device__ __forceinline__ bool aligned() const { return s.tokens % 8 == 0 && first % 8 == 0; }
+
+  /// Loops, for a block's code for each element would be a third of a kernel.
+  __device__ __forceinline__ std::uint32_t bits() const {
+    if (aligned()) return kByKeys ? of_columns() : of_rows();
+    std::int64_t last = -1;  // no element's block
+    std::uint32_t all = 0, a = 0, b = 0, c = 0, d = 0;
+#pragma unroll 1
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const std::int64_t at = element(row_of(i % 4), 8 * (i / 4) + column_of(i % 4));
+      if (at / 8 != last) {  // neighbours often share one
+        last = at / 8;
+        const auto words = block_of(at);
+        a = words[0], b = words[1], c = words[2], d = words[3];
+      }
+      const auto half = static_cast<int>(at % 8);
+      all |= kept(pick(half / 2, a, b, c, d) >> (16 * (half % 2)) & 0xffffU) << i;
+    }
+    return all;
+  }
+
+  /// Eight columns of a row are a block, of which each of four lanes needs a word: each makes the
+  /// blocks of every fourth eight columns, and gives the others their words.
+  __device__ __forceinline__ std::uint32_t of_rows() const {
+    const int lane = lane_of_warp() % 4;
+    std::uint32_t all = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2 * ((kColumns + 31) / 32); ++i) {
+      const int half = i % 2, eights = i / 2 * 4;  // of rows; of columns
+      const auto own = block_of(element(row_of(2 * half), 8 * (eights + lane)));
+#pragma unroll
+      for (int other = 0; other < 4; ++other) {
+        const std::uint32_t mine = pick(lane ^ other, own[0], own[1], own[2], own[3]),
+                            word = __shfl_xor_sync(kAllLanes, mine, other);
+        const int j = eights + (lane ^ other);
+        if (j < kColumns / 8)
+          all |= (kept(word & 0xffffU) | kept(word >> 16) << 1) << (4 * j + 2 * half);
+      }
+    }
+    return all;
+  }
+
+  /// Eight rows of a column are a block, of which each of eight lanes needs a half.
+  __device__ __forceinline__ std::uint32_t of_columns() const {
+    const int lane = lane_of_warp() / 4;
+    std::uint32_t all = 0;
+#pragma unroll 1
+    for (int eight = 0; eight < kColumns / 2; eight += 8) {
+      const int i = eight + lane;  // the bit whose block this lane makes
+      const auto own = block_of(element(8 * (i % 4 / 2), 8 * (i / 4) + column_of(i % 4)));
+#pragma unroll
+      for (int other = 0; other < 8; ++other) {
+        const std::uint32_t mine = pick((lane ^ other) / 2, own[0], own[1], own[2], own[3]),
+                            word = __shfl_xor_sync(kAllLanes, mine, 4 * other);
+        all |= kept(word >> (16 * (lane % 2)) & 0xffffU) << (eight + (lane ^ other));
+      }
+    }
+    return all;
+  }
+};
 
 /// Dropout's factor of c[j][e].
 __device__ __forceinline__ float dropout_factor(const AttentionSetting& s, std::uint32_t kept,
@@ -323,9 +381,7 @@ template <int kKeys>
 __device__ __forceinline__ void drop_probabilities(WarpTile<kKeys>& p, const AttentionSetting& s,
                                                    int sample, int head, int first_row,
                                                    int first_key) {
-  const std::uint32_t kept = kept_of<kKeys>(
-      s, sample, head, [&](int, int e) { return first_row + row_of(e); },
-      [&](int j, int e) { return first_key + 8 * j + column_of(e); });
+  const std::uint32_t kept = KeptOfTile<kKeys, false>(s, sample, head, first_row, first_key).bits();
 #pragma unroll
   for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
@@ -584,11 +640,9 @@ struct BackwardBlock {
     const auto column = [&](int j, int e) { return place.first_column + 8 * j + column_of(e); };
     std::uint32_t kept = ~0U;
     if (s.dropped) {
-      if constexpr (kByKeys) {
-        kept = kept_of<Tiles::kColumns>(s, sample, place.head, column, row);
-      } else {
-        kept = kept_of<Tiles::kColumns>(s, sample, place.head, row, column);
-      }
+      kept = KeptOfTile<Tiles::kColumns, kByKeys>(s, sample, place.head, place.first_row,
+                                                  place.first_column)
+                 .bits();
     }
 #pragma unroll
     for (int j = 0; j < Tiles::kColumns / 8; ++j) {

@@ -129,12 +129,15 @@ void run(const AddPending& a, const Context& context) {
 
 void run(const ApplyDropout& a, const Context& context) {
   check(a);
+  const DropoutMask mask =
+      dropout_mask(a.dropout, a.x.extent(1), a.columns > 0 ? a.columns : a.x.cols());
   with_type(a.x.type, [&]<typename T>() {
-    using Run = ApplyDropoutRun<T>;
-    const Run body{rows_of<T>(a.x), rows_of<T>(a.out),
-                   dropout_mask(a.dropout, a.x.extent(1), a.columns > 0 ? a.columns : a.x.cols()),
-                   wide<Run::V>({a.x, a.out})};
-    map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
+    const auto apply = [&](auto jitter) {
+      using Run = ApplyDropoutRun<T, decltype(jitter)::value>;
+      const Run body{rows_of<T>(a.x), rows_of<T>(a.out), mask, wide<Run::V>({a.x, a.out})};
+      map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
+    };
+    a.dropout.jitter > 0 ? apply(std::true_type()) : apply(std::false_type());
   });
 }
 

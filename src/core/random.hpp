@@ -56,6 +56,11 @@ constexpr std::uint32_t random_bits(RandomKey key, std::uint64_t stream, std::ui
                     key)[index % 4];
 }
 
+/// 16 random bits at `index` of the stream, of which a block of Philox has eight.
+constexpr std::uint32_t random_half(RandomKey key, std::uint64_t stream, std::uint64_t index) {
+  return random_bits(key, stream, index / 2) >> (16 * (index % 2)) & 0xffffU;
+}
+
 /// Uniform in (0, 1), 24 bits, never 0.
 constexpr float to_uniform(std::uint32_t bits) {
   return (static_cast<float>(bits >> 8) + 0.5F) * 0x1p-24F;

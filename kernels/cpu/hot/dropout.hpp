@@ -1,4 +1,4 @@
-// Dropout factors for a run of elements: core/random.hpp's random_bits, sixteen counters at a time.
+// Dropout factors for a run of elements: core/random.hpp's numbers, sixteen counters at a time.
 #pragma once
 
 #include "kernels/common/dropout.hpp"
@@ -64,34 +64,43 @@ TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint6
   }
 }
 
-/// f(i, random_bits(key, stream, first + i)) for i in [0, n), in order.
+/// f(i, number) for the numbers first + i of a stream, i in [0, n), in order, of which a block of
+/// Philox, 16 bytes, has as many as there are Words in it: random_bits, or random_half.
+template <typename Word, typename F>
+TESSERA_INLINE void for_random(RandomKey key, std::uint64_t stream, std::int64_t first,
+                               std::int64_t n, F&& f) {
+  constexpr std::int64_t kOfBlock = 16 / sizeof(Word), kAll = kOfBlock * kLanes;
+  std::uint32_t bits[4 * kLanes];
+  Word words[kAll];
+  for (std::int64_t i = 0; i < n;) {
+    const std::int64_t element = first + i, skip = element % kOfBlock;
+    philox_block(key, stream, static_cast<std::uint64_t>(element / kOfBlock), bits);
+    std::memcpy(words, bits, sizeof(words));
+    const std::int64_t count = n - i < kAll - skip ? n - i : kAll - skip;
+    for (std::int64_t j = 0; j < count; ++j) f(i + j, words[skip + j]);
+    i += count;
+  }
+}
 template <typename F>
 TESSERA_INLINE void for_random_bits(RandomKey key, std::uint64_t stream, std::int64_t first,
                                     std::int64_t n, F&& f) {
-  std::uint32_t bits[4 * kLanes];
-  for (std::int64_t i = 0; i < n;) {
-    const std::int64_t element = first + i, skip = element % 4;
-    philox_block(key, stream, static_cast<std::uint64_t>(element / 4), bits);
-    const std::int64_t count = n - i < 4 * kLanes - skip ? n - i : 4 * kLanes - skip;
-    for (std::int64_t j = 0; j < count; ++j) f(i + j, bits[skip + j]);
-    i += count;
-  }
+  for_random<std::uint32_t>(key, stream, first, n, f);
 }
 
 /// factors[i] = the rule's factor for elements first .. first + n of the view of a sample.
 inline void dropout_factors(const DropoutRule& rule, std::uint64_t sample, std::int64_t first,
                             std::int64_t n, float* factors) {
-  const auto for_bits = [&](auto&& f) __attribute__((always_inline)) {
-    for_random_bits(rule.key, sample, rule.first + first, n, f);
-  };
   if (rule.spread > 0) {
-    for_bits([=](std::int64_t i, std::uint32_t bits) { factors[i] = factor_of(rule, bits); });
+    for_random_bits(
+        rule.key, sample, rule.first + first, n,
+        [=](std::int64_t i, std::uint32_t bits) { factors[i] = jitter_of(rule, bits); });
   } else {
     const std::uint32_t threshold = rule.threshold;  // copies: stores may be to the rule's fields
     const float factor = rule.factor;
-    for_bits([=](std::int64_t i, std::uint32_t bits) {
-      factors[i] = bits >= threshold ? factor : 0.0F;
-    });
+    for_random<std::uint16_t>(rule.key, sample, rule.first + first, n,
+                              [=](std::int64_t i, std::uint16_t half) {
+                                factors[i] = half >= threshold ? factor : 0.0F;
+                              });
   }
 }
 

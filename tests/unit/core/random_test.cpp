@@ -16,6 +16,14 @@ TEST(Philox, MatchesThePublishedVectors) {  // Random123's known-answer file, ph
             (A{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
+TEST(RandomHalf, IsTheLowerHalfOfAWordThenTheUpper) {
+  const RandomKey key = random_key(3, RandomPurpose::dropout, 5);
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    const std::uint32_t word = random_bits(key, 9, i / 2);
+    EXPECT_EQ(random_half(key, 9, i), i % 2 == 0 ? word & 0xffffU : word >> 16);
+  }
+}
+
 TEST(RandomNormal, HasTheMomentsOfANormal) {
   const auto key = random_key(7, RandomPurpose::init, 3);
   const int n = 200000;

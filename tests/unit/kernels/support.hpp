@@ -271,10 +271,14 @@ inline double largest(const Numbers& a) {
 inline double dropout_factor(const Dropout& d, std::int64_t sample, std::int64_t element) {
   if (!d) return 1;
   const auto stream = static_cast<std::uint64_t>(d.samples.as<std::int64_t>()[sample]);
-  const double bits = random_bits(d.key(), stream, static_cast<std::uint64_t>(element));
+  const auto index = static_cast<std::uint64_t>(element);
   const double jitter = d.jitter;
-  if (jitter > 0) return 1 - jitter + 2 * jitter * std::floor(bits / 256) * 0x1p-24;
-  return bits >= static_cast<double>(d.p) * 0x1p32 ? 1 / (1 - static_cast<double>(d.p)) : 0;
+  if (jitter > 0) {
+    const double bits = random_bits(d.key(), stream, index);
+    return 1 - jitter + 2 * jitter * std::floor(bits / 256) * 0x1p-24;
+  }
+  const double p = std::max(1.0, std::round(d.p * 0x1p16)) * 0x1p-16;
+  return random_half(d.key(), stream, index) >= p * 0x1p16 ? 1 / (1 - p) : 0;
 }
 
 }  // namespace tessera::kernels::test

@@ -294,6 +294,12 @@ TEST(Generation, IsRefusedWhereItGoesOnFromWhatIsNotThere) {
       if (auto* attention = std::get_if<Attention>(&call)) return attention->cached = other, true;
       return false;
     });
+    expect_rejected_with(plan, [&](kernels::KernelCall& call, Op& op) {
+      const View& other = batches[op.micro_batch == 0 ? 1 : 0].pages;
+      if (auto* puts = std::get_if<Remember>(&call)) return puts->pages = other, true;
+      if (auto* attention = std::get_if<Attention>(&call)) return attention->pages = other, true;
+      return false;
+    });
     // Attention to another layer's cache.
     std::optional<View> first;
     expect_rejected_with(plan, [&](kernels::KernelCall& call, Op&) {
