@@ -3,6 +3,15 @@
 // walks over queries for d_k and d_v of a block of keys, one over keys for d_q of a block of
 // queries; every sum has one owner and one order. 16-bit probabilities are rounded to the operands'
 // type before they meet v, as in the paper.
+//
+// The two backward kernels both compute scores and their gradients, so that they make seven
+// products where the paper's single kernel makes five. That kernel adds a block's part of d_q to
+// memory atomically, in whatever order blocks come; here no sum depends on it, and none needs
+// scores in memory. Products are mma.sync, which every GPU from sm_80 on has in the same form.
+// wgmma is of sm_90a alone, and Blackwell has a third form. On Hopper mma.sync reaches less than
+// two thirds of what wgmma does (Luo et al. 2024), which these kernels give up: plain causal
+// attention, of which training is mostly made, goes to cuDNN (sdpa_rules.hpp), and they are for the
+// rest.
 #pragma once
 
 #include <algorithm>
