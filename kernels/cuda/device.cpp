@@ -26,7 +26,7 @@ class CudaDevice final : public Device {
                  .sdpa = libraries.sdpa} {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {
-    return std::visit([](const auto& args) { return cuda::scratch_bytes(args); }, call);
+    return cuda::scratch_bytes(call, context_.sdpa.most_scores());
   }
 
   void run(const KernelCall& call) override {

@@ -16,7 +16,10 @@ struct CudaLibraries {
   cuda::Matmul matmul;
   cuda::Sdpa sdpa;
 
-  explicit CudaLibraries(const cuda::Queue& queue) : matmul(queue), sdpa(queue) {}
+  /// `most_scores`: bytes that cuDNN may have for the gradients of one sample's scores
+  /// (cuda::sdpa_plan), the same on all ranks.
+  CudaLibraries(const cuda::Queue& queue, std::int64_t most_scores)
+      : matmul(queue), sdpa(queue, most_scores) {}
 };
 
 /// Runs on the CUDA device that is current now; `queue` and `libraries` must outlive it. run()

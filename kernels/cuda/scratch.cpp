@@ -80,10 +80,10 @@ std::int64_t scratch_bytes(const Attention& a) {
 }
 
 // The own kernel keeps a number for each row of d_out.
-std::int64_t scratch_bytes(const AttentionBackward& a) {
+std::int64_t scratch_bytes(const AttentionBackward& a, std::int64_t most_scores) {
   check_head(a.shape);
   const std::int64_t own = a.q.extent(0) * a.shape.heads * a.q.extent(1) * size_of(DType::f32);
-  return std::max(own, sdpa_plan(a).value_or(SdpaPlan{}).workspace_bytes);
+  return std::max(own, sdpa_plan(a, most_scores).value_or(SdpaPlan{}).workspace_bytes);
 }
 
 NormPartials::NormPartials(const NormBackward& a)
@@ -147,22 +147,40 @@ std::int64_t scratch_bytes(const RequantizeSum& a) {
   return 0;
 }
 
+std::int64_t scratch_bytes(const KernelCall& call, std::int64_t most_scores) {
+  return std::visit(
+      [&]<typename Operation>(const Operation& a) {
+        if constexpr (std::is_same_v<Operation, AttentionBackward>)
+          return scratch_bytes(a, most_scores);
+        else
+          return scratch_bytes(a);
+      },
+      call);
+}
+
 }  // namespace cuda
 
 namespace {
 
 class CudaPlanner final : public Device {
  public:
+  explicit CudaPlanner(std::int64_t most_scores) : most_scores_(most_scores) {}
+
   std::int64_t scratch_bytes(const KernelCall& call) const override {
-    return std::visit([](const auto& args) { return cuda::scratch_bytes(args); }, call);
+    return cuda::scratch_bytes(call, most_scores_);
   }
   void run(const KernelCall& call) override {
     throw InternalError(fmt::format("{} on a device that only plans", name_of(call)));
   }
+
+ private:
+  std::int64_t most_scores_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_cuda_planner() { return std::make_unique<CudaPlanner>(); }
+std::unique_ptr<Device> make_cuda_planner(std::int64_t most_scores) {
+  return std::make_unique<CudaPlanner>(most_scores);
+}
 
 }  // namespace tessera::kernels

@@ -1,6 +1,6 @@
 // How much scratch the CUDA back end's operations need, and how their sums are divided: functions
-// of shapes alone, without CUDA, so that a plan made on any machine knows the memory of a GPU's
-// run.
+// of shapes and one limit, without CUDA, so that a plan made on any machine knows the memory of a
+// GPU's run.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,9 @@
 
 namespace tessera::kernels {
 
-/// Answers scratch_bytes as make_cuda_device does, on any machine; run() is an InternalError.
-std::unique_ptr<Device> make_cuda_planner();
+/// Answers scratch_bytes as make_cuda_device does of libraries with this limit (CudaLibraries), on
+/// any machine; run() is an InternalError.
+std::unique_ptr<Device> make_cuda_planner(std::int64_t most_scores);
 
 }  // namespace tessera::kernels
 
@@ -27,12 +28,14 @@ std::int64_t scratch_bytes(const Linear&);
 std::int64_t scratch_bytes(const LinearBackwardInput&);
 std::int64_t scratch_bytes(const LinearBackwardWeight&);
 std::int64_t scratch_bytes(const Attention&);
-std::int64_t scratch_bytes(const AttentionBackward&);
 std::int64_t scratch_bytes(const Rope&);
 std::int64_t scratch_bytes(const CountChoices&);
 std::int64_t scratch_bytes(const Dispatch&);
 std::int64_t scratch_bytes(const SumQuantized&);
 std::int64_t scratch_bytes(const RequantizeSum&);
+std::int64_t scratch_bytes(const AttentionBackward&, std::int64_t most_scores);
+/// Of any operation; `most_scores` is sdpa_plan's.
+std::int64_t scratch_bytes(const KernelCall& call, std::int64_t most_scores);
 
 /// Slots of one place that a kernel adds up.
 inline constexpr std::int64_t kMostCodeParts = 4088;

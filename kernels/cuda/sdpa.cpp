@@ -184,8 +184,8 @@ std::optional<SdpaCall> sdpa_call(const Attention& a) {
   return SdpaCall{key, *plan, operands};
 }
 
-std::optional<SdpaCall> sdpa_call(const AttentionBackward& a) {
-  const auto plan = sdpa_plan(a);
+std::optional<SdpaCall> sdpa_call(const AttentionBackward& a, std::int64_t most_scores) {
+  const auto plan = sdpa_plan(a, most_scores);
   if (!plan || !on_vectors({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v}))
     return std::nullopt;
   ShapeKey key = shape_of(a, plan->samples);
@@ -305,7 +305,8 @@ struct Sdpa::Library {
   std::map<ShapeKey, Plan> plans;
 };
 
-Sdpa::Sdpa(const Queue& queue) : library_(std::make_unique<Library>(queue)) {}
+Sdpa::Sdpa(const Queue& queue, std::int64_t most_scores)
+    : most_scores_(most_scores), library_(std::make_unique<Library>(queue)) {}
 Sdpa::~Sdpa() = default;
 
 bool Sdpa::run(const Attention& a) {
@@ -313,7 +314,7 @@ bool Sdpa::run(const Attention& a) {
   return call && library_->run(*call, a.scratch);
 }
 bool Sdpa::run(const AttentionBackward& a) {
-  const auto call = sdpa_call(a);
+  const auto call = sdpa_call(a, most_scores_);
   return call && library_->run(*call, a.scratch);
 }
 
@@ -321,7 +322,7 @@ void Sdpa::prepare(const Attention& a) {
   if (const auto call = sdpa_call(a)) library_->plan(*call);
 }
 void Sdpa::prepare(const AttentionBackward& a) {
-  if (const auto call = sdpa_call(a)) library_->plan(*call);
+  if (const auto call = sdpa_call(a, most_scores_)) library_->plan(*call);
 }
 
 std::uint64_t Sdpa::version() const { return library_->cudnn.cudnnGetVersion(); }

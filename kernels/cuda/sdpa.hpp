@@ -12,8 +12,8 @@ namespace tessera::kernels::cuda {
 
 class Sdpa {
  public:
-  /// Opens the library. Throws DeviceError.
-  explicit Sdpa(const Queue& queue);
+  /// Opens the library; `most_scores` is sdpa_plan's. Throws DeviceError.
+  Sdpa(const Queue& queue, std::int64_t most_scores);
   ~Sdpa();
   Sdpa(const Sdpa&) = delete;
   Sdpa& operator=(const Sdpa&) = delete;
@@ -35,9 +35,11 @@ class Sdpa {
   std::vector<Choice> choices() const;
   /// The version of the library.
   std::uint64_t version() const;
+  std::int64_t most_scores() const { return most_scores_; }
 
  private:
   struct Library;
+  std::int64_t most_scores_;
   std::unique_ptr<Library> library_;
 };
 

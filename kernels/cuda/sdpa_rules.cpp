@@ -41,7 +41,7 @@ std::optional<SdpaPlan> sdpa_plan(const Attention& a) {
   return SdpaPlan{a.q.extent(0), kOther};
 }
 
-std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
+std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a, std::int64_t most_scores) {
   if (a.q.extent(1) != a.k.extent(1) || a.d_k.type != a.q.type || a.write != Write::overwrite)
     return std::nullopt;
   if (!takes(a, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) return std::nullopt;
@@ -52,11 +52,10 @@ std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
   const std::int64_t gradients = (a.shape.heads == a.shape.kv_heads ? 0 : 2) + (fixed ? 0 : 2);
   const std::int64_t sums = rows * (1 + gradients * a.shape.head_dim) * size_of(DType::f32);
   const std::int64_t scores = fixed ? rows * tokens * size_of(a.q.type) : 0;
+  if (scores > most_scores) return std::nullopt;
   const std::int64_t limited = fixed ? scores : sums;
   std::int64_t samples = a.q.extent(0);
-  while (samples > 1 && (a.q.extent(0) % samples != 0 || samples * limited > kMostScores))
-    --samples;
-  if (samples * scores > kMostScores) return std::nullopt;
+  while (samples > 1 && (a.q.extent(0) % samples != 0 || samples * limited > kAtOnce)) --samples;
   return SdpaPlan{samples, samples * (scores + sums) + kOther};
 }
 

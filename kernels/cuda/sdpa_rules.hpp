@@ -1,5 +1,5 @@
 // Which attention calls go to cuDNN, and how much workspace they may take: decided by a call's
-// shapes alone, so that memory can be predicted without a GPU.
+// shapes and a limit that is the same on all ranks, so that memory can be predicted without a GPU.
 #pragma once
 
 #include <optional>
@@ -28,14 +28,14 @@ struct SdpaPlan {
 /// documents, a cache, f32, dropout, keys of which SdpaSight has no word, groups of heads that
 /// begin or end within a rank, fewer than 64 queries (a walk along a cache), heads of more than 128
 /// columns or rows that are not whole vectors of 16 bytes. Of a backward whose sums have a fixed
-/// order also what needs more than kMostScores for one sample, for then cuDNN writes the gradients
-/// of all scores to memory; in any order it writes d_q's sums, of fewer samples at a time where
-/// they are more.
+/// order cuDNN writes the gradients of all scores to memory, in any order d_q's sums: of as many
+/// samples at a time as have kAtOnce of them, or of one. Nothing too where the gradients of a
+/// sample's scores are more than `most_scores`, in bytes.
 std::optional<SdpaPlan> sdpa_plan(const Attention& call);
-std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call);
+std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call, std::int64_t most_scores);
 
-/// The most workspace of a backward, in bytes. A quarter of a GiB holds a sample of 32 heads of
-/// 2048 tokens.
-inline constexpr std::int64_t kMostScores = std::int64_t{256} << 20;
+/// Bytes of workspace that samples of a backward share. A quarter of a GiB holds a sample of 32
+/// heads of 2048 tokens, which is enough work for a GPU.
+inline constexpr std::int64_t kAtOnce = std::int64_t{256} << 20;
 
 }  // namespace tessera::kernels::cuda

@@ -150,16 +150,25 @@ std::int64_t most_head_dim(deck::Backend kind) {
                                              : std::numeric_limits<std::int64_t>::max();
 }
 
-PlanningDevice make_planning_device(deck::Backend kind, int threads, bool few_rows) {
-  const bool by_machine = kind == deck::Backend::automatic;
-  if (chosen(kind) == deck::Backend::cuda) {
-    return {.name = "an NVIDIA GPU", .device = kernels::make_cuda_planner(), .nccl = true};
+std::int64_t most_scores(const Settings& settings) {
+  constexpr std::int64_t kUsual = 80'000'000'000, kShare = 32;
+  const auto* budget = std::get_if<deck::Bytes>(&settings.memory);
+  return (budget == nullptr ? kUsual : budget->count) / kShare;
+}
+
+PlanningDevice make_planning_device(const Settings& settings) {
+  const bool by_machine = settings.kind == deck::Backend::automatic;
+  if (chosen(settings.kind) == deck::Backend::cuda) {
+    return {.name = "an NVIDIA GPU",
+            .device = kernels::make_cuda_planner(most_scores(settings)),
+            .nccl = true};
   }
   return {.name = by_machine ? "a CPU (no NVIDIA GPU is here; --set run.backend=cuda plans for one)"
                              : "a CPU",
-          .device = kernels::make_cpu_device({.threads = threads, .few_rows = few_rows}),
+          .device = kernels::make_cpu_device(
+              {.threads = settings.threads, .few_rows = settings.few_rows}),
           .nccl = false,
-          .device_is_host = kind != deck::Backend::debug};
+          .device_is_host = settings.kind != deck::Backend::debug};
 }
 
 }  // namespace tessera::backend

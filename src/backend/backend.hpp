@@ -6,11 +6,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "comm/mpi/control.hpp"
 #include "comm/mpi/session.hpp"
-#include "deck/words.hpp"
+#include "deck/deck.hpp"
 #include "kernels/api/device.hpp"
 #include "memory/tier.hpp"
 #include "streams/streams.hpp"
@@ -63,7 +64,14 @@ struct Settings {
   int threads = 1;  // of a CPU
   deck::Matmul matmul = deck::Matmul::same;
   bool few_rows = false;  // of a CPU: kernels::CpuOptions, for generation
+  std::variant<deck::MemoryBudget, deck::Bytes> memory = deck::MemoryBudget::automatic;  // a GPU's
 };
+
+/// Bytes that attention's backward on a GPU may have for the gradients of one sample's scores: a
+/// 32nd of memory.device, or of 80 GB where the deck leaves that open. It does not follow from what
+/// is free on a GPU, nor from what GPU it is, so that all ranks have the same limit, and `check`
+/// has that of the run wherever it is made.
+std::int64_t most_scores(const Settings& settings);
 
 /// The ranks of a job that choose together.
 struct Ranks {
@@ -93,7 +101,6 @@ struct PlanningDevice {
   bool nccl = false;                        // carries between ranks
   bool device_is_host = false;              // as in Backend
 };
-/// `few_rows`: as in Settings.
-PlanningDevice make_planning_device(deck::Backend kind, int threads, bool few_rows = false);
+PlanningDevice make_planning_device(const Settings& settings);
 
 }  // namespace tessera::backend

@@ -1094,7 +1094,10 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::offload, &OffloadSection::keep>("offload.keep",
                                                "files in offload.nvme stay when the run ends"),
     row<&Deck::memory, &MemorySection::device>(
-        "memory.device", "budget of the device tier; auto: what the device has free",
+        "memory.device",
+        "budget of the device tier; auto: what the device has free. On a GPU attention's gradients "
+        "are cuDNN's where it needs no more than a 32nd of that for a sample's scores; auto: of "
+        "80 GB",
         {.limits = at_least(1), .unit = "bytes"}),
     row<&Deck::memory, &MemorySection::host>(
         "memory.host", "budget of a rank's part of the host tier; auto: what the node has free",

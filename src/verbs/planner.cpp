@@ -57,10 +57,13 @@ Planner make_planner(const LayoutOptions& layout, bool generates) {
                           ? layout.threads
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
+  const deck::Deck& deck = p.loaded.deck;
   for (int i = 0; i < cores_each(alone); ++i) {
     auto planning =
-        backend::make_planning_device(p.loaded.deck.run.backend, threads,
-                                      generates || deck::draws_answers(p.loaded.deck.task.kind));
+        backend::make_planning_device({.kind = deck.run.backend,
+                                       .threads = threads,
+                                       .few_rows = generates || deck::draws_answers(deck.task.kind),
+                                       .memory = deck.memory.device});
     p.devices.push_back(std::move(planning.device));
     p.nccl = planning.nccl;
     p.device_is_host = planning.device_is_host;

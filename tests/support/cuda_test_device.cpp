@@ -7,6 +7,7 @@
 
 #include "core/cuda.hpp"
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/sdpa_rules.hpp"
 
 namespace tessera::test {
 namespace {
@@ -122,7 +123,7 @@ class CudaTestDevice final : public kernels::Device {
   }
 
   kernels::cuda::Queue queue_;
-  kernels::CudaLibraries libraries_{queue_};
+  kernels::CudaLibraries libraries_{queue_, kernels::cuda::kAtOnce};
   std::unique_ptr<kernels::Device> device_ =
       kernels::make_cuda_device(queue_, libraries_, kernels::cuda::ProductRules{});
 };

@@ -185,7 +185,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const GpuOfRank gpu = take_gpus_together(ranks, settings.matmul);
   auto queue = std::make_shared<CudaQueue>();
-  auto libraries = std::make_shared<CudaLibraries>(*queue);
+  auto libraries = std::make_shared<CudaLibraries>(*queue, most_scores(settings));
   const auto machine = libraries->matmul.machine();
   // Before Hopper the library computes gelu within a product by a second, slow kernel, as llm.c's
   // authors found.

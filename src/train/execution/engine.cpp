@@ -23,7 +23,8 @@ Hardware::Hardware(const deck::Deck& deck, const Job& job, bool few_rows) {
   backend = backend::make_backend({.kind = deck.run.backend,
                                    .threads = threads,
                                    .matmul = deck.precision.matmul,
-                                   .few_rows = few_rows},
+                                   .few_rows = few_rows,
+                                   .memory = deck.memory.device},
                                   &ranks);
 }
 

@@ -116,7 +116,8 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   Product product(control,
                   backend::make_backend({.kind = loaded.deck.run.backend,
                                          .threads = threads,
-                                         .matmul = loaded.deck.precision.matmul},
+                                         .matmul = loaded.deck.precision.matmul,
+                                         .memory = loaded.deck.memory.device},
                                         &ranks),
                   type);
   product.measure();

@@ -4,7 +4,7 @@
 namespace tessera::kernels::cuda {
 
 struct Sdpa::Library {};
-Sdpa::Sdpa(const Queue&) {}
+Sdpa::Sdpa(const Queue&, std::int64_t most_scores) : most_scores_(most_scores) {}
 Sdpa::~Sdpa() = default;
 
 bool Sdpa::run(const Attention&) { return false; }

@@ -2,6 +2,7 @@
 // operations, trees and exact sums. The CPU's baseline rounds multiply-adds twice and is left out.
 #include "core/exact_sum.hpp"
 #include "kernels/cuda/scratch.hpp"
+#include "kernels/cuda/sdpa_rules.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -618,7 +619,7 @@ TEST_F(BackEnds, AgreeOnBlocks) {
 
 // A laptop's plan of a GPU's run asks for the same memory.
 TEST(CudaPlanner, AsksForTheScratchOfTheDevice) {
-  const auto planner = make_cuda_planner();
+  const auto planner = make_cuda_planner(cuda::kAtOnce);
   const auto device = tessera::test::make_cuda_test_device();
   const Tensor x(DType::bf16, {2, 300, 64}), table(DType::f32, {1000, 64}),
       tokens(DType::i32, {2, 300}), d_weight(DType::f32, {4, 64}),

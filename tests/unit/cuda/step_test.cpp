@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/sdpa_rules.hpp"
 #include "memory/cuda/cuda_tier.hpp"
 #include "streams/background.hpp"
 #include "streams/cuda/cuda_streams.hpp"
@@ -51,7 +52,7 @@ std::vector<Setting> settings() {
 /// Everything that a rank with a GPU has.
 struct Gpu {
   CudaQueue queue;
-  kernels::CudaLibraries libraries{queue};
+  kernels::CudaLibraries libraries{queue, kernels::cuda::kAtOnce};
   std::unique_ptr<kernels::Device> device =
       make_cuda_device(queue, libraries, kernels::cuda::ProductRules{});
 

@@ -43,11 +43,17 @@ Attention forward_of(const AttentionBackward& a) {
           .tokens = a.tokens};
 }
 
+/// With a limit that no call here but the largest meets.
+constexpr std::int64_t kMostScores = std::int64_t{512} << 20;
+std::optional<SdpaPlan> plan_of(const AttentionBackward& call) {
+  return sdpa_plan(call, kMostScores);
+}
+
 // What cuDNN 9.19 answered for these shapes: gradients of scores, and of every query head's keys
 // and values in 16 bits (sm_80, sm_90) or f32 (sm_100).
 TEST(Sdpa, WorkspaceCoversWhatTheLibraryAsksFor) {
   const auto workspace = [](const Shape& s) {
-    return sdpa_plan(call_of(s, DType::bf16)).value().workspace_bytes;
+    return plan_of(call_of(s, DType::bf16)).value().workspace_bytes;
   };
   EXPECT_GE(workspace({4, 1024, 12, 12, 64}), 100663552);
   EXPECT_GE(workspace({1, 2048, 32, 8, 128}), 301990144);
@@ -60,7 +66,7 @@ TEST(Sdpa, WorkspaceOfSumsInAnyOrderCoversWhatTheLibraryAsksFor) {
   const auto plan = [](const Shape& s) {
     AttentionBackward call = call_of(s, DType::bf16);
     call.order = SumOrder::any;
-    return sdpa_plan(call).value();
+    return plan_of(call).value();
   };
   EXPECT_GE(plan({8, 1024, 12, 12, 64}).workspace_bytes, 50724992);
   EXPECT_GE(plan({1, 2048, 32, 8, 128}).workspace_bytes, 100925568);
@@ -75,7 +81,7 @@ TEST(Sdpa, WorkspaceOfSumsInAnyOrderCoversWhatTheLibraryAsksFor) {
 
 TEST(Sdpa, ABackwardTakesAsManySamplesAtATimeAsFit) {
   const auto samples = [](const Shape& s) -> std::int64_t {
-    const auto plan = sdpa_plan(call_of(s, DType::f16));
+    const auto plan = plan_of(call_of(s, DType::f16));
     return plan ? plan->samples : 0;
   };
   EXPECT_EQ(samples({4, 1024, 12, 12, 64}), 4);
@@ -90,8 +96,8 @@ TEST(Sdpa, TakesKeysBeforeQueriesAndThoseUpToThem) {
     AttentionBackward part = call_of({2, 128, 8, 4, 64}, DType::bf16);
     part.tokens = 512, part.first = first, part.first_key = first_key;
     check(part);
-    EXPECT_EQ(sdpa_plan(part).has_value(), sdpa_plan(forward_of(part)).has_value());
-    return sdpa_plan(part).has_value();
+    EXPECT_EQ(plan_of(part).has_value(), sdpa_plan(forward_of(part)).has_value());
+    return plan_of(part).has_value();
   };
   EXPECT_TRUE(taken(128, 128));
   EXPECT_TRUE(taken(384, 128));
@@ -104,10 +110,10 @@ TEST(Sdpa, TakesKeysBeforeQueriesAndThoseUpToThem) {
 TEST(Sdpa, LeavesToTheOwnKernelWhatTheLibraryDoesNotDo) {
   const Shape shape{2, 128, 8, 4, 64};
   const AttentionBackward good = call_of(shape, DType::bf16);
-  EXPECT_TRUE(sdpa_plan(good));
+  EXPECT_TRUE(plan_of(good));
   EXPECT_TRUE(sdpa_plan(forward_of(good)));
   const auto refused = [](const AttentionBackward& a) {
-    return !sdpa_plan(a) && !sdpa_plan(forward_of(a));
+    return !plan_of(a) && !sdpa_plan(forward_of(a));
   };
   EXPECT_TRUE(refused(call_of(shape, DType::f32)));
   EXPECT_TRUE(refused(call_of({2, 63, 8, 4, 64}, DType::bf16))) << "few queries";
@@ -129,10 +135,28 @@ TEST(Sdpa, LeavesToTheOwnKernelWhatTheLibraryDoesNotDo) {
   EXPECT_FALSE(sdpa_plan(cached)) << "a cache";
 }
 
+// Llama 8B at 4096 tokens: a GiB of scores' gradients.
+TEST(Sdpa, OneSampleHasTheLimitThatTheDeviceIsMadeWith) {
+  const AttentionBackward large = call_of({2, 4096, 32, 8, 128}, DType::bf16);
+  const std::int64_t scores = std::int64_t{1} << 30;
+  const auto plan = sdpa_plan(large, scores);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->samples, 1);
+  EXPECT_GE(plan->workspace_bytes, scores);
+  EXPECT_FALSE(sdpa_plan(large, scores - 1));
+  EXPECT_EQ(make_cuda_planner(scores)->scratch_bytes(large), plan->workspace_bytes);
+  EXPECT_EQ(make_cuda_planner(scores - 1)->scratch_bytes(large), 2 * 32 * 4096 * 4)
+      << "a number a row of the own kernel";
+  AttentionBackward in_any_order = large;
+  in_any_order.order = SumOrder::any;
+  EXPECT_TRUE(sdpa_plan(in_any_order, 1)) << "no scores are written";
+  const AttentionBackward many = call_of({4, 1024, 12, 12, 64}, DType::bf16);
+  EXPECT_EQ(sdpa_plan(many, scores)->samples, 4) << "a higher limit is no reason to take more";
+  EXPECT_EQ(sdpa_plan(call_of({8, 1024, 25, 25, 64}, DType::bf16), scores)->samples, 4);
+}
+
 TEST(CudaScratch, DependsOnShapesOnly) {
-  const auto device = make_cuda_planner();
-  const AttentionBackward large = call_of({2, 4096, 32, 32, 128}, DType::bf16);
-  EXPECT_EQ(device->scratch_bytes(large), 2 * 32 * 4096 * 4) << "a number a row of the own kernel";
+  const auto device = make_cuda_planner(kMostScores);
   EXPECT_EQ(device->scratch_bytes(forward_of(call_of({2, 17, 3, 3, 5}, DType::f32))), 0);
   EXPECT_EQ(device->scratch_bytes(forward_of(call_of({2, 17, 3, 3, 256}, DType::f32))), 0);
   const AttentionBackward wide = call_of({2, 17, 3, 3, 257}, DType::bf16);
