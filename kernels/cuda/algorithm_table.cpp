@@ -12,7 +12,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::string_view kTitle = "tessera matrix products ";
-constexpr std::int64_t kVersion = 3;
+constexpr std::int64_t kVersion = 4;
 
 std::string hex(const Algorithm& algorithm) {
   std::string text;
@@ -127,8 +127,8 @@ GemmKey read_key(Reader& reader) {
 }
 
 std::string header(const GemmMachine& machine) {
-  return fmt::format("{}{}\nlibrary {}\ngpu {}\ncapability {}.{}\n", kTitle, kVersion,
-                     machine.library, machine.gpu, machine.major, machine.minor);
+  return fmt::format("{}{}\nlibrary {}\ngpu {}\ncapability {}.{}\ndriver {}\n", kTitle, kVersion,
+                     machine.library, machine.gpu, machine.major, machine.minor, machine.driver);
 }
 
 GemmMachine read_machine(Reader& reader) {
@@ -143,6 +143,7 @@ GemmMachine read_machine(Reader& reader) {
   const std::size_t dot = std::min(capability.find('.'), capability.size() - 1);
   machine.major = static_cast<int>(reader.number(capability.substr(0, dot), 0));
   machine.minor = static_cast<int>(reader.number(capability.substr(dot + 1), 0));
+  machine.driver = static_cast<int>(reader.number(line_after("driver "), 0));
   return machine;
 }
 

@@ -11,11 +11,13 @@
 
 namespace tessera::kernels::cuda {
 
-/// A choice holds for one version of the library and one kind of GPU.
+/// A choice holds for one version of the library, one kind of GPU and one driver, which may run the
+/// same algorithm at another speed.
 struct GemmMachine {
   std::int64_t library = 0;  // cublasLtGetVersion()
   std::string gpu;
   int major = 0, minor = 0;  // compute capability
+  int driver = 0;            // the CUDA version that the oldest driver of all ranks serves
 
   bool operator==(const GemmMachine&) const = default;
 };
@@ -29,7 +31,7 @@ struct AlgorithmTable {
   bool operator==(const AlgorithmTable&) const = default;
 };
 
-/// A header of four lines, then one line a product.
+/// A header of five lines, then one line a product.
 std::string to_text(const AlgorithmTable& table);
 
 /// What to_text wrote; nothing when it is of another format version or another machine, so that the

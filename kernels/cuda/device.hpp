@@ -17,9 +17,9 @@ struct CudaLibraries {
   cuda::Sdpa sdpa;
 
   /// `most_scores`: bytes that cuDNN may have for the gradients of one sample's scores
-  /// (cuda::sdpa_plan), the same on all ranks.
-  CudaLibraries(const cuda::Queue& queue, std::int64_t most_scores)
-      : matmul(queue), sdpa(queue, most_scores) {}
+  /// (cuda::sdpa_plan). `driver`: that of cuda::GemmMachine. Both are the same on all ranks.
+  CudaLibraries(const cuda::Queue& queue, std::int64_t most_scores, int driver)
+      : matmul(queue, driver), sdpa(queue, most_scores) {}
 };
 
 /// Runs on the CUDA device that is current now; `queue` and `libraries` must outlive it. run()

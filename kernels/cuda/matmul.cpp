@@ -110,7 +110,7 @@ struct Matmul::Library {
     std::optional<Algorithm> algorithm;
   };
 
-  explicit Library(const Queue& on) : queue(on) {
+  Library(const Queue& on, int driver) : queue(on) {
     int device = 0;
     cudaDeviceProp properties;
     check_cuda(cudaGetDevice(&device), "a GPU's name");
@@ -118,7 +118,8 @@ struct Matmul::Library {
     machine = {.library = static_cast<std::int64_t>(lt.cublasLtGetVersion()),
                .gpu = properties.name,
                .major = properties.major,
-               .minor = properties.minor};
+               .minor = properties.minor,
+               .driver = driver};
     check(lt.cublasLtCreate(&handle), "cublasLtCreate");
   }
   ~Library() {
@@ -310,7 +311,8 @@ struct Matmul::Library {
   std::map<GemmKey, Product> products;
 };
 
-Matmul::Matmul(const Queue& queue) : library_(std::make_unique<Library>(queue)) {}
+Matmul::Matmul(const Queue& queue, int driver)
+    : library_(std::make_unique<Library>(queue, driver)) {}
 Matmul::~Matmul() = default;
 
 void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {

@@ -16,8 +16,8 @@ enum class AlgorithmChoice : std::uint8_t { first, timed };
 
 class Matmul {
  public:
-  /// Opens the library. Throws DeviceError.
-  explicit Matmul(const Queue& queue);
+  /// Opens the library; `driver` is GemmMachine's. Throws DeviceError.
+  Matmul(const Queue& queue, int driver);
   ~Matmul();
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;

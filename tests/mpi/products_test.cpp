@@ -47,6 +47,7 @@ class Products : public testing::Test {
     return gemm_keys(calls, ProductRules{}, matmul.refused());
   }
 
+  static constexpr int kDriver = 13000;
   std::vector<std::vector<std::uint16_t>> memory_;
   TemporaryDirectory dir_;
   std::vector<std::string> said_;
@@ -54,7 +55,7 @@ class Products : public testing::Test {
 };
 
 TEST_F(Products, AreAllThereWhereNothingIsRefused) {
-  Matmul matmul(queue_);
+  Matmul matmul(queue_, kDriver);
   const auto calls = this->calls();
   const auto keys = tuned(matmul, calls);
   EXPECT_EQ(keys, gemm_keys(calls, ProductRules{}));
@@ -72,7 +73,7 @@ TEST_F(Products, AreWithoutWhatAnyRankRefuses) {
       if (control().rank() + 1 < session().size()) return false;
       return bias_too ? !is_plain(key) : key.epilogue != Epilogue::none;
     });
-    Matmul matmul(queue_);
+    Matmul matmul(queue_, kDriver);
     const auto keys = tuned(matmul, calls);
     const bool last = control().rank() + 1 == session().size();
     for (const GemmKey& key : keys) {
@@ -95,10 +96,24 @@ TEST_F(Products, AreWithoutWhatAnyRankRefuses) {
   }
 }
 
+TEST_F(Products, AreTimedAnewWithAnotherDriver) {
+  const auto calls = this->calls();
+  const auto times = [&](int driver) {
+    Matmul matmul(queue_, driver);
+    tuned(matmul, calls);
+    return std::ranges::any_of(
+        said_, [](const std::string& s) { return s.find("are timed now") != s.npos; });
+  };
+  const bool says = control().rank() == 0;
+  EXPECT_EQ(times(kDriver), says);
+  EXPECT_FALSE(times(kDriver)) << "the table is there";
+  EXPECT_EQ(times(kDriver + 10), says);
+}
+
 TEST_F(Products, EndTheStartWhereAPlainOneIsRefused) {
   const auto calls = this->calls();
   emulator::refuse_products([](const GemmKey&) { return true; });
-  Matmul matmul(queue_);
+  Matmul matmul(queue_, kDriver);
   EXPECT_THROW(tuned(matmul, calls), AgreedError);
 }
 

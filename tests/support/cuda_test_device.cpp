@@ -123,7 +123,7 @@ class CudaTestDevice final : public kernels::Device {
   }
 
   kernels::cuda::Queue queue_;
-  kernels::CudaLibraries libraries_{queue_, kernels::cuda::kAtOnce};
+  kernels::CudaLibraries libraries_{queue_, kernels::cuda::kAtOnce, 0};
   std::unique_ptr<kernels::Device> device_ =
       kernels::make_cuda_device(queue_, libraries_, kernels::cuda::ProductRules{});
 };

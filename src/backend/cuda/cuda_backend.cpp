@@ -143,6 +143,14 @@ GpuOfRank take_gpus_together(const Ranks* ranks, deck::Matmul products) {
   return own;
 }
 
+/// The CUDA version that the oldest driver of all ranks serves, which holds all others up.
+int oldest_driver(const Ranks* ranks) {
+  if (ranks == nullptr) return driver_version();
+  std::int64_t driver = 0;
+  ranks->control.together([&] { driver = driver_version(); });
+  return static_cast<int>(-ranks->control.max(-driver));
+}
+
 using kernels::CudaLibraries;
 
 /// Asks cuDNN which attention calls it takes. Its version and its answers must be the same on all
@@ -185,7 +193,8 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const GpuOfRank gpu = take_gpus_together(ranks, settings.matmul);
   auto queue = std::make_shared<CudaQueue>();
-  auto libraries = std::make_shared<CudaLibraries>(*queue, most_scores(settings));
+  const int driver = oldest_driver(ranks);
+  auto libraries = std::make_shared<CudaLibraries>(*queue, most_scores(settings), driver);
   const auto machine = libraries->matmul.machine();
   // Before Hopper the library computes gelu within a product by a second, slow kernel, as llm.c's
   // authors found.
@@ -196,12 +205,8 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   // A single rank needs no NCCL.
   std::shared_ptr<comm::NcclSession> nccl;
   if (ranks != nullptr && ranks->mpi.size() > 1) {
-    std::int64_t driver = 0;
-    ranks->control.together([&] { driver = driver_version(); });
-    driver = -ranks->control.max(-driver);  // the oldest holds all others up
-    ranks->control.together([&] {
-      nccl = std::make_shared<comm::NcclSession>(comm::open_nccl(), static_cast<int>(driver));
-    });
+    ranks->control.together(
+        [&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl(), driver); });
   }
   Backend b{.kind = deck::Backend::cuda,
             .name = "an " + gpu.name,

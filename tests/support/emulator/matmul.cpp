@@ -142,8 +142,8 @@ struct Matmul::Library {
   const Queue& queue;
   AlgorithmTable table;
 };
-Matmul::Matmul(const Queue& queue)
-    : library_(new Library{queue, {.machine = {1, "emulated", 9, 0}, .chosen = {}}}) {}
+Matmul::Matmul(const Queue& queue, int driver)
+    : library_(new Library{queue, {.machine = {1, "emulated", 9, 0, driver}, .chosen = {}}}) {}
 Matmul::~Matmul() = default;
 
 bool Matmul::takes(const GemmKey& key) { return !refuses(key); }

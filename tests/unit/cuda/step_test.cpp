@@ -52,7 +52,7 @@ std::vector<Setting> settings() {
 /// Everything that a rank with a GPU has.
 struct Gpu {
   CudaQueue queue;
-  kernels::CudaLibraries libraries{queue, kernels::cuda::kAtOnce};
+  kernels::CudaLibraries libraries{queue, kernels::cuda::kAtOnce, 0};
   std::unique_ptr<kernels::Device> device =
       make_cuda_device(queue, libraries, kernels::cuda::ProductRules{});
 

@@ -218,8 +218,9 @@ TEST(Gemm, ArgumentsThatBreakTheContractAreRefused) {
 }
 
 AlgorithmTable example() {
-  AlgorithmTable table{.machine = {.library = 130100, .gpu = "NVIDIA H200", .major = 9, .minor = 0},
-                       .chosen = {}};
+  AlgorithmTable table{
+      .machine = {.library = 130100, .gpu = "NVIDIA H200", .major = 9, .minor = 0, .driver = 13000},
+      .chosen = {}};
   const GemmKey key{.type_a = DType::bf16,
                     .type_b = DType::bf16,
                     .result = DType::bf16,
@@ -274,6 +275,7 @@ TEST(AlgorithmTable, IsToBeMadeAgainOnAnotherMachine) {
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.gpu = "NVIDIA H100"; }));
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.major = 10; }));
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.minor = 3; }));
+  EXPECT_FALSE(reads_on([](GemmMachine& m) { m.driver = 12080; }));
   EXPECT_FALSE(parse_algorithms("tessera matrix products 1\nwhatever", "a", table.machine));
 }
 
@@ -297,8 +299,9 @@ TEST(AlgorithmTable, SaysWhereItIsNotOne) {
   EXPECT_EQ(refusal(text.substr(0, text.find("gpu"))),
             "run/algorithms.txt:2: the file ends within its header; remove the file to choose "
             "again");
-  EXPECT_EQ(refusal(text + text.substr(text.find("bf16"))),
-            "run/algorithms.txt:9: a product that is there twice; remove the file to choose again");
+  EXPECT_EQ(
+      refusal(text + text.substr(text.find("bf16"))),
+      "run/algorithms.txt:10: a product that is there twice; remove the file to choose again");
 }
 
 // Whatever is done to a byte or to the end of it, the table is read, made again, or refused.
@@ -332,18 +335,18 @@ TEST(AlgorithmTable, NamesWhatIsWrongInALine) {
     return refusal(changed);
   };
   EXPECT_EQ(with(" 3072 1024", " 0 1024"),
-            "run/algorithms.txt:5: '0' is not an integer of at least 1; remove the file to choose "
+            "run/algorithms.txt:6: '0' is not an integer of at least 1; remove the file to choose "
             "again");
   EXPECT_EQ(
       with(" 16 16 4 ", " 16 12 4 "),
-      "run/algorithms.txt:5: 12 is no power of two up to 16; remove the file to choose again");
+      "run/algorithms.txt:6: 12 is no power of two up to 16; remove the file to choose again");
   EXPECT_EQ(with(" t n ", " t x "),
-            "run/algorithms.txt:6: 'x' is none of n|t; remove the file to choose again");
+            "run/algorithms.txt:7: 'x' is none of n|t; remove the file to choose again");
   EXPECT_EQ(with(" gelu 3080", " silu 3080"),
-            "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope; remove the file to "
+            "run/algorithms.txt:8: 'silu' is none of none|gelu|gelu_slope; remove the file to "
             "choose again");
   EXPECT_EQ(with("\nbf16", "\nf64"),
-            "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16|e4m3|e5m2; remove the file to "
+            "run/algorithms.txt:7: 'f64' is none of f32|bf16|f16|e4m3|e5m2; remove the file to "
             "choose again");
 }
 
