@@ -369,7 +369,7 @@ struct QuantizeSection {
 struct ZeroSection {
   std::int64_t stage = 0;
   ReduceWhen reduce = ReduceWhen::step;  // loading replaces an unset one by the stage's default
-  std::int64_t prefetch = 1;
+  std::optional<std::int64_t> prefetch;  // a run's start replaces an unset one
   std::int64_t tiles = 1;
   std::variant<Secondary, std::int64_t> secondary = Secondary::none;
   QuantizeSection quantize;

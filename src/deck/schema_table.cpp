@@ -1017,8 +1017,10 @@ constexpr SchemaRow kRows[] = {
                                            "gradients are reduced once a step or every micro-batch",
                                            {.unset = "step at stages 0-1, micro at 2-3, and where "
                                                      "run.reproducible_context cuts sequences"}),
-    row<&Deck::zero, &ZeroSection::prefetch>("zero.prefetch", "units gathered ahead of use",
-                                             {.limits = between(0, 1 << 24)}),
+    row<&Deck::zero, &ZeroSection::prefetch>(
+        "zero.prefetch", "units gathered ahead of use",
+        {.limits = between(0, 1 << 24),
+         .unset = "2 where stage 3 gathers between GPUs across nodes, else 1"}),
     row<&Deck::zero, &ZeroSection::tiles>(
         "zero.tiles",
         "parts in which the matrices of each layer are gathered and used, one after another: the "

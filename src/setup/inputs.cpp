@@ -219,6 +219,21 @@ std::vector<int> nodes_of(const deck::Deck& deck, std::span<const int> found) {
   return node_of;
 }
 
+std::int64_t prefetch_of(const deck::Deck& deck, std::span<const int> node_of, bool nccl) {
+  constexpr std::int64_t kUsual = 1, kAcrossNodes = 2;
+  if (deck.zero.prefetch) return *deck.zero.prefetch;
+  if (!nccl || deck.zero.stage < first_stage(&Sharding::parameters)) return kUsual;
+  const Mesh mesh = mesh_of(deck, std::ssize(node_of));
+  const std::vector<int> nodes = nodes_of(deck, node_of);
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    const RankGroup group = mesh.group_of(r, MeshGroup::data);
+    if (group.first != r) continue;  // it was looked at
+    for (std::int64_t k = 1; k < group.count; ++k)
+      if (at(nodes, group.rank(k)) != at(nodes, r)) return kAcrossNodes;
+  }
+  return kUsual;
+}
+
 /// Nothing where it would have no effect.
 static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::ZeroSection& zero,
                                                                    std::int64_t data) {
@@ -355,7 +370,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                        .expert_ranks = deck.parallel.experts > 1});
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
-  in.sharding.prefetch = deck.zero.prefetch;
+  in.sharding.prefetch = prefetch_of(deck, node_of, on.nccl);
   in.sharding.secondary = secondary_of(deck.zero, in.layout.mesh.data);
   in.offload = offload_inputs(deck.offload);
   in.offload.device_is_host = on.device_is_host;

@@ -39,6 +39,13 @@ struct ComputesOn {
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const ComputesOn& on);
 
+/// Units that are gathered ahead of use: zero.prefetch. Where the deck leaves it open 2 where stage
+/// 3 gathers parameters over NCCL and some group of data ranks is on several nodes, else 1: a
+/// gather across nodes takes long, and not always equally long, so that one that begins a unit's
+/// time ahead is often late. The second costs one more unit's parameters in memory. The same on
+/// every rank.
+std::int64_t prefetch_of(const deck::Deck& deck, std::span<const int> node_of, bool nccl);
+
 DType dtype_of(deck::Precision precision);
 
 }  // namespace tessera::setup

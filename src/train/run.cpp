@@ -84,6 +84,8 @@ void Run::take_directory() {
 
 void Run::open_engine() {
   Hardware hardware(deck, job, deck::draws_answers(deck.task.kind));
+  loaded.deck.zero.prefetch =
+      setup::prefetch_of(deck, job.mpi.node_of(), computes_on(hardware.backend).nccl);
   const SettledTraffic settled = settle_traffic(loaded, job, hardware, directory);
   traffic = settled.what;
   gemm_rate = settled.gemm_rate;

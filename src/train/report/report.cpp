@@ -71,7 +71,7 @@ nlohmann::ordered_json share_json(double share) {
 std::string_view advice(const StepTimes& spent, double total, Recompute recompute, bool draws) {
   if (spent.comm_exposed > 0.1 * total) {
     return "communication is exposed; a larger batch.micro or more micro-batches a step, a lower "
-           "zero.stage if memory allows, or zero.prefetch = 2 hide more of it";
+           "zero.stage if memory allows, or a larger zero.prefetch hide more of it";
   }
   if (draws && spent.data_exposed > 0.5 * total) {
     return "steps wait for answers; with more rollout.slots more are drawn at once, and a lower "

@@ -84,6 +84,8 @@ TEST(Echo, NamesEveryKey) {
   for (const SchemaRow& row : schema_rows()) expect_contains(echo, std::string(row.key));
   expect_contains(echo, "# decay_steps is unset: the run's length less the warm-up\n");
   expect_contains(echo, "[zero.quantize]\nweights = \"none\"\n");
+  expect_contains(echo, "# prefetch is unset: 2 where stage 3 gathers between GPUs across nodes");
+  expect_contains(to_toml(small_deck({"zero.prefetch=3"}).deck), "\nprefetch = 3\n");
 }
 
 TEST(Echo, RunDirectorySubstitutesTheName) {

@@ -132,6 +132,38 @@ rate = {1}
   return choose_traffic(loaded.deck, open_traffic(loaded, kTwoNodes), inputs_of, fits, machine);
 }
 
+TEST(Prefetch, IsFartherWhereGpusGatherAcrossNodes) {
+  const auto found = [](std::vector<std::string> sets, const std::vector<int>& node_of, bool nccl) {
+    return prefetch_of(deck::small_deck(sets).deck, node_of, nccl);
+  };
+  EXPECT_EQ(found({"zero.stage=3"}, kTwoNodes, true), 2);
+  EXPECT_EQ(found({"zero.stage=3"}, kTwoNodes, false), 1) << "CPUs";
+  EXPECT_EQ(found({"zero.stage=2"}, kTwoNodes, true), 1) << "nothing is gathered ahead of use";
+  EXPECT_EQ(found({"zero.stage=3"}, {0, 0, 0, 0}, true), 1) << "one node";
+  EXPECT_EQ(found({"zero.stage=3", "parallel.ranks_per_node=2"}, {0, 0, 0, 0}, true), 2);
+  EXPECT_EQ(found({"zero.stage=3", "parallel.pipeline=2"}, kTwoNodes, true), 1)
+      << "the data ranks of a stage are on one node";
+  for (const int given : {0, 1, 5}) {
+    EXPECT_EQ(found({"zero.stage=3", fmt::format("zero.prefetch={}", given)}, kTwoNodes, true),
+              given);
+  }
+}
+
+// What a plan needs is that of the deck that says so.
+TEST(Prefetch, IsInTheMemoryThatIsPlanned) {
+  const NoScratch device;
+  const auto bytes = [&](std::vector<std::string> sets, bool nccl) {
+    sets.insert(sets.end(), {"zero.stage=3", "model.layers=6"});
+    const deck::Deck deck = deck::small_deck(sets).deck;
+    const auto shapes = training_shapes(deck, 4);
+    const auto inputs = plan_inputs(deck, shapes, kTwoNodes, {.device = device, .nccl = nccl});
+    return plan::device_bytes(largest_arenas(inputs, shapes).front());
+  };
+  EXPECT_EQ(bytes({}, true), bytes({"zero.prefetch=2"}, true));
+  EXPECT_GT(bytes({}, true), bytes({"zero.prefetch=1"}, true));
+  EXPECT_EQ(bytes({}, false), bytes({"zero.prefetch=1"}, false));
+}
+
 TEST(ChooseTraffic, SwitchesOnWhatPays) {
   const TrafficChoice slow = chosen(1e6, 1e10);
   ASSERT_EQ(slow.tried.size(), 8);
