@@ -5,7 +5,9 @@
 
 namespace tessera::kernels::cuda {
 
-inline constexpr int kSumColumns = 32, kSumRows = 32;  // of a block's threads
+// Of a block's threads. Few columns make many blocks, which fill a GPU also where a matrix is
+// narrow: eight f32 elements are the 32 bytes that memory is read in.
+inline constexpr int kSumColumns = 8, kSumRows = 32;
 
 /// Where sums of matrices go: those of the first `split` matrices, and those of the others.
 template <typename G>

@@ -639,6 +639,34 @@ TEST(CudaPlanner, AsksForTheScratchOfTheDevice) {
   EXPECT_THROW(planner->run(calls.back()), InternalError);
 }
 
+// Each of 70 parts of a bias gradient has one term here: every 32nd part is added to one of 32
+// sums, which are folded by halves. How many columns there are, and blocks for them, changes
+// nothing.
+TEST(CudaDevice, AddsColumnsUpInAnOrderThatRowsAloneDecide) {
+  constexpr std::int64_t kParts = 70, kPartRows = 64;
+  const auto device = tessera::test::make_cuda_test_device();
+  for (const std::int64_t columns : {1, 8, 37}) {
+    const auto terms = Tensor::random(DType::f32, {kParts, columns}, 5);
+    Tensor d_y(DType::f32, {kParts * kPartRows, columns}), d_bias(DType::f32, {columns});
+    for (std::int64_t i = 0; i < terms.size(); ++i)
+      d_y.set(i / columns * kPartRows * columns + i % columns, terms[i]);
+    const Tensor x(DType::f32, {kParts * kPartRows, 4}), d_weight(DType::f32, {columns, 4});
+    run(*device, LinearBackwardWeight{.d_y = d_y.view(),
+                                      .x = x.view(),
+                                      .d_weight = d_weight.view(),
+                                      .d_bias = d_bias.view()});
+    for (std::int64_t c = 0; c < columns; ++c) {
+      std::array<float, 32> sums{};
+      for (std::int64_t part = 0; part < kParts; ++part)
+        sums[static_cast<std::size_t>(part % 32)] += static_cast<float>(terms[part * columns + c]);
+      for (std::size_t half = 16; half > 0; half /= 2) {
+        for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+      }
+      EXPECT_EQ(static_cast<float>(d_bias[c]), sums[0]) << "column " << c << " of " << columns;
+    }
+  }
+}
+
 // Device memory cannot be looked into before a kernel runs, so a wrong token is seen in its row.
 TEST(CudaDevice, MakesRowsOfTokensBeyondTheVocabularyNan) {
   const auto device = tessera::test::make_cuda_test_device();
