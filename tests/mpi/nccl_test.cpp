@@ -97,15 +97,18 @@ TEST_F(NcclGroups, SumInTheTreesOrder) {
     std::int64_t shard, blocks;
     Write write;
   };
-  // The last is more than one piece, in each of two blocks.
-  const std::int64_t two_pieces = 2 * (nccl_piece(group->shape()) + 3);
+  // Each of two blocks is more than one piece, or two of three make a piece.
+  const std::int64_t piece = nccl_piece(group->shape()), two_pieces = 2 * (piece + 3),
+                     three_blocks = 3 * (piece / 2 - 1);
   for (const auto& [shard, blocks, write] :
        {Way{1, 1, Write::overwrite}, Way{17, 1, Write::add}, Way{34, 2, Write::overwrite},
-        Way{two_pieces, 2, Write::add}}) {
+        Way{51, 17, Write::add}, Way{two_pieces, 2, Write::add},
+        Way{three_blocks, 3, Write::add}}) {
     for (const DType full : {DType::f32, DType::bf16}) {
       for (const DType wire : {DType::f32, DType::bf16}) {
         // Of that much, the way with most staging will do.
-        if (shard == two_pieces && (full != DType::f32 || wire != DType::bf16)) continue;
+        if (shard > piece && (full != DType::f32 || wire != DType::bf16)) continue;
+        if (shard == three_blocks && session().size() == 1) continue;  // its pieces are largest
         EXPECT_TRUE(summed(*group, full, wire, shard, blocks, write) ==
                     summed(*other, full, wire, shard, blocks, write))
             << to_string(full) << " as " << to_string(wire) << ", " << shard << " in " << blocks;
@@ -114,29 +117,54 @@ TEST_F(NcclGroups, SumInTheTreesOrder) {
   }
 }
 
+// Each group call is a kernel of NCCL's, which waits for all ranks.
+TEST_F(NcclGroups, ReduceManyBlocksInOneGroupCall) {
+  for (const Carrier carrier : {Carrier::nccl, Carrier::nccl_sums}) {
+    const auto group = make(Traffic::collectives, carrier);
+    const auto calls = [&](std::int64_t shard, std::int64_t blocks) {
+      const int before = nccl_said().groups;
+      summed(*group, DType::f32, DType::f32, shard, blocks, Write::add);
+      return nccl_said().groups - before;
+    };
+    EXPECT_EQ(calls(24, 1), 1);
+    EXPECT_EQ(calls(24, 12), 1);
+    if (carrier == Carrier::nccl_sums) continue;  // without staging
+    if (session().size() == 1) continue;          // its pieces are largest
+    const std::int64_t piece = nccl_piece(group->shape());
+    EXPECT_EQ(calls(3 * (piece / 2), 3), 2) << "two blocks have room at a time";
+  }
+}
+
 // Whole numbers, whose sum does not depend on the order.
 TEST_F(NcclGroups, LeaveSumsToNccl) {
   const auto group = make(Traffic::collectives, Carrier::nccl_sums);
   const std::int64_t size = session().size(), rank = session().rank();
-  for (const Write write : {Write::overwrite, Write::add}) {
-    for (const bool in_place : {false, true}) {
-      if (in_place && write == Write::add) continue;
-      std::vector<float> full(static_cast<std::size_t>(5 * size)), shard(5, 2);
-      for (std::size_t i = 0; i < full.size(); ++i)
-        full[i] = static_cast<float>(static_cast<std::int64_t>(i) + rank);
-      std::byte staging[16];
-      const View all(reinterpret_cast<std::byte*>(full.data()), DType::f32, {5 * size});
-      const View own(reinterpret_cast<std::byte*>(shard.data()), DType::f32, {5});
-      finish_queued(group->start(ReduceScatter{.full = all,
-                                               .shard = in_place ? all.range(5 * rank, 5) : own,
-                                               .staging = View(staging, DType::u8, {16}),
-                                               .write = write}));
-      for (std::int64_t i = 0; i < 5; ++i) {
-        const std::int64_t sum = size * (5 * rank + i) + size * (size - 1) / 2;
-        EXPECT_EQ(in_place ? full[static_cast<std::size_t>(5 * rank + i)]
-                           : shard[static_cast<std::size_t>(i)],
-                  static_cast<float>(sum + (write == Write::add ? 2 : 0)));
-      }
+  struct Way {
+    Write write;
+    bool in_place;
+    std::int64_t blocks;
+  };
+  for (const auto& [write, in_place, blocks] :
+       {Way{Write::overwrite, false, 1}, Way{Write::overwrite, true, 1}, Way{Write::add, false, 1},
+        Way{Write::overwrite, false, 5}, Way{Write::add, false, 5}}) {
+    std::vector<float> full(static_cast<std::size_t>(5 * size)), shard(5, 2);
+    for (std::size_t i = 0; i < full.size(); ++i)
+      full[i] = static_cast<float>(static_cast<std::int64_t>(i) + rank);
+    std::byte staging[16];
+    const View all(reinterpret_cast<std::byte*>(full.data()), DType::f32, {5 * size});
+    const View own(reinterpret_cast<std::byte*>(shard.data()), DType::f32, {5});
+    finish_queued(group->start(ReduceScatter{.full = all,
+                                             .shard = in_place ? all.range(5 * rank, 5) : own,
+                                             .staging = View(staging, DType::u8, {16}),
+                                             .write = write,
+                                             .blocks = blocks}));
+    for (std::int64_t i = 0; i < 5; ++i) {
+      const std::int64_t slot = blocks == 1 ? 5 * rank + i : size * i + rank;
+      const std::int64_t sum = size * slot + size * (size - 1) / 2;
+      EXPECT_EQ(in_place ? full[static_cast<std::size_t>(5 * rank + i)]
+                         : shard[static_cast<std::size_t>(i)],
+                static_cast<float>(sum + (write == Write::add ? 2 : 0)))
+          << i << " of " << blocks << " blocks";
     }
   }
 }

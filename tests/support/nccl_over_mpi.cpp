@@ -191,6 +191,7 @@ ncclResult_t group_start() {
 ncclResult_t group_end() {
   if (nccl_said().open_groups == 0) return ncclInvalidUsage;
   if (--nccl_said().open_groups > 0) return ncclSuccess;
+  ++nccl_said().groups;
   Messages messages;
   for (const auto& call : std::exchange(grouped, {})) call(messages);
   wait_for(messages);

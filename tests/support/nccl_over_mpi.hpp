@@ -24,6 +24,7 @@ struct NcclSaid {
   ncclResult_t state = ncclSuccess;   // of a call, and of all communicators once they are connected
   std::string why = "none";           // the last error
   int open_groups = 0;                // of calls, one within another
+  int groups = 0;                     // of calls, that have ended
   int communicators = 0;              // neither destroyed nor aborted
   int version = NCCL_VERSION_CODE;    // that it pretends to be
   int node = 0;                       // that this rank pretends to be on

@@ -188,56 +188,78 @@ class NcclGroup : public Group {
     const GroupShape shape = shape_of(c.among, shape_);
     TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape, c.wire, c.full.type),
                   "staging of {} bytes", c.staging.span_bytes());
-    const std::int64_t block = c.shard.elements() / c.blocks, most = nccl_piece(shape);
-    for (std::int64_t b = 0; b < c.blocks; ++b) {
-      if (shape.nccl_sums(c.wire, c.full.type)) {
-        sum_by_nccl(c, b * block, block);
-        continue;
+    if (shape.nccl_sums(c.wire, c.full.type)) return sum_by_nccl(c);
+    const std::int64_t length = c.shard.elements() / c.blocks, most = nccl_piece(shape);
+    // As many whole blocks at a time as staging holds, or one block in pieces.
+    const std::int64_t blocks = std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, length));
+    for (std::int64_t b = 0; b < c.blocks; b += blocks) {
+      for (std::int64_t at = 0; at < length; at += most) {
+        sum_in_order(c, Piece(shape, c,
+                              {.block = b,
+                               .blocks = std::min(blocks, c.blocks - b),
+                               .at = at,
+                               .length = std::min(most, length - at)}));
       }
-      for (std::int64_t at = 0; at < block; at += most)
-        sum_in_order(c, Piece(shape, c, b * block, at, std::min(most, block - at)));
     }
   }
 
-  /// A piece of a reduction: `count` elements of every slot of a block, from element `at` on.
+  /// Which elements of every slot a piece of a reduction has: `length` of each of some blocks, from
+  /// element `at` on. Of several blocks it has all elements.
+  struct PieceRange {
+    std::int64_t block, blocks, at, length;
+  };
+
+  /// A piece of a reduction, of `count` elements for each rank.
   struct Piece {
-    std::int64_t count;
-    std::vector<View> full;  // by rank
+    std::int64_t blocks, length, count;
+    std::vector<View> full;  // by block, then by rank
     View shard;
-    // Parts of the staging: contributions as f32 by rank, what arrives, what is sent.
+    // Parts of the staging: contributions as f32 by rank, what arrives by rank, what is sent by
+    // block and rank.
     View parts, received, sent;
 
-    Piece(const GroupShape& shape, const ReduceScatter& c, std::int64_t block, std::int64_t at,
-          std::int64_t n)
-        : count(n), shard(c.shard.range(block + at, n)) {
-      const std::int64_t size = shape.size, length = c.shard.elements() / c.blocks;
-      for (std::int64_t r = 0; r < size; ++r)
-        full.push_back(c.full.range(block * size + r * length + at, n));
+    Piece(const GroupShape& shape, const ReduceScatter& c, const PieceRange& of)
+        : blocks(of.blocks), length(of.length), count(of.blocks * of.length) {
+      const std::int64_t size = shape.size, whole_block = c.shard.elements() / c.blocks;
+      shard = c.shard.range(of.block * whole_block + of.at, count);
+      for (std::int64_t b = of.block; b < of.block + blocks; ++b) {
+        for (std::int64_t r = 0; r < size; ++r)
+          full.push_back(c.full.range((b * size + r) * whole_block + of.at, length));
+      }
       std::byte* next = c.staging.data;
       const auto take = [&](DType type, std::int64_t elements) {
         const View v(next, type, {elements});
         next += elements * size_of(type);
         return v;
       };
-      const std::int64_t whole = size * nccl_piece(shape);
-      parts = take(DType::f32, whole);
-      received = c.wire == DType::f32 ? parts : take(c.wire, whole);
-      if (c.wire != c.full.type) sent = take(c.wire, whole);
+      const std::int64_t most = size * nccl_piece(shape);
+      parts = take(DType::f32, most);
+      received = c.wire == DType::f32 ? parts : take(c.wire, most);
+      if (c.wire != c.full.type) sent = take(c.wire, most);
     }
-    View slot(const View& of, std::int64_t rank) const { return of.range(rank * count, count); }
+    /// What `of`, which is by rank, has of a rank's block.
+    View slot(const View& of, std::int64_t rank, std::int64_t block) const {
+      return of.range(rank * count + block * length, length);
+    }
   };
 
   void convert(const View& from, const View& to, Write write = Write::overwrite) {
     device_.run(Convert{.x = from, .out = to, .write = write});
   }
 
-  /// Converts what goes to each rank to the wire's type.
+  /// Converts what goes to each rank to the wire's type: whole blocks lie one after another.
   std::vector<View> outgoing(const ReduceScatter& c, const Piece& p) {
     if (c.wire == c.full.type) return p.full;
     std::vector<View> all;
-    for (std::int64_t r = 0; r < std::ssize(p.full); ++r) {
-      all.push_back(p.slot(p.sent, r));
-      convert(p.full[static_cast<std::size_t>(r)], all.back());
+    for (std::int64_t i = 0; i < std::ssize(p.full); ++i)
+      all.push_back(p.sent.range(i * p.length, p.length));
+    const bool dense =
+        p.full.size() > 1 && p.full[1].data == p.full[0].data + p.full[0].span_bytes();
+    if (dense) {
+      const std::int64_t elements = std::ssize(p.full) * p.length;
+      convert(View(p.full.front().data, c.full.type, {elements}), p.sent.range(0, elements));
+    } else {
+      for (std::size_t i = 0; i < all.size(); ++i) convert(p.full[i], all[i]);
     }
     return all;
   }
@@ -246,39 +268,47 @@ class NcclGroup : public Group {
     const std::vector<View> out = outgoing(c, p);
     const RankGroup ranks = ranks_of(c.among, shape_);
     const std::int64_t size = ranks.count, own = ranks.index(rank_);
+    const auto out_of = [&](std::int64_t rank, std::int64_t block) {
+      return out[static_cast<std::size_t>(block * size + rank)];
+    };
     together([&] {
       for (std::int64_t k = 1; k < size; ++k) {  // each rank starts with another peer
         const std::int64_t to = (own + k) % size, from = (own - k + size) % size;
-        NCCL_TRY(ncclSend(out[static_cast<std::size_t>(to)].data, count_of(p.count),
-                          nccl_type(c.wire), static_cast<int>(ranks.rank(to)), comm(),
-                          queue_.stream));
-        NCCL_TRY(ncclRecv(p.slot(p.received, from).data, count_of(p.count), nccl_type(c.wire),
-                          static_cast<int>(ranks.rank(from)), comm(), queue_.stream));
+        for (std::int64_t b = 0; b < p.blocks; ++b) {
+          NCCL_TRY(ncclSend(out_of(to, b).data, count_of(p.length), nccl_type(c.wire),
+                            static_cast<int>(ranks.rank(to)), comm(), queue_.stream));
+          NCCL_TRY(ncclRecv(p.slot(p.received, from, b).data, count_of(p.length), nccl_type(c.wire),
+                            static_cast<int>(ranks.rank(from)), comm(), queue_.stream));
+        }
       }
     });
-    for (std::int64_t r = 0; r < size; ++r) {
-      // The own contribution is rounded to the wire's type, as those of others are.
-      if (r == own) {
-        convert(out[static_cast<std::size_t>(r)], p.slot(p.parts, r));
-      } else if (c.wire != DType::f32) {
-        convert(p.slot(p.received, r), p.slot(p.parts, r));
-      }
-    }
-    device_.run(TreeSum{.parts = p.parts.range(0, size * p.count).reshaped({size, p.count}),
+    // The own contribution is rounded to the wire's type, as those of others are.
+    View mine(out_of(own, 0).data, c.wire, {p.blocks, p.length});
+    mine.ld = size * p.length;
+    convert(mine, p.received.range(own * p.count, p.count).reshaped({p.blocks, p.length}));
+    const std::int64_t elements = size * p.count;
+    if (c.wire != DType::f32) convert(p.received.range(0, elements), p.parts.range(0, elements));
+    device_.run(TreeSum{.parts = p.parts.range(0, elements).reshaped({size, p.count}),
                         .out = p.shard,
                         .write = c.write});
   }
 
-  /// NCCL's own sum: into the shard, or first into the own slot if it is to be added to the shard.
-  void sum_by_nccl(const ReduceScatter& c, std::int64_t block, std::int64_t length) {
-    const View full = c.full.range(block * shape_.size, shape_.size * length),
-               shard = c.shard.range(block, length), slot = full.range(rank_ * length, length);
-    const bool direct = shard.type == DType::f32 && c.write == Write::overwrite;
+  /// NCCL's own sum: into the shard, or first into the own slots if it is to be added to the shard.
+  void sum_by_nccl(const ReduceScatter& c) {
+    const std::int64_t length = c.shard.elements() / c.blocks;
+    const bool direct = c.shard.type == DType::f32 && c.write == Write::overwrite;
+    const View blocks =
+        c.full.range(0, c.full.elements()).reshaped({c.blocks, shape_.size * length});
+    const View slots = blocks.col_range(rank_ * length, length),
+               shards = c.shard.range(0, c.blocks * length).reshaped({c.blocks, length});
     together([&] {
-      NCCL_TRY(ncclReduceScatter(full.data, direct ? shard.data : slot.data, count_of(length),
-                                 ncclFloat32, ncclSum, comm(), queue_.stream));
+      for (std::int64_t b = 0; b < c.blocks; ++b) {
+        const View to = (direct ? shards : slots).row_range(b, 1);
+        NCCL_TRY(ncclReduceScatter(blocks.row_range(b, 1).data, to.data, count_of(length),
+                                   ncclFloat32, ncclSum, comm(), queue_.stream));
+      }
     });
-    if (!direct) convert(slot, shard, c.write);
+    if (!direct) convert(slots, shards, c.write);
   }
 
   std::shared_ptr<const Nccl> nccl_;
