@@ -832,12 +832,12 @@ double gemm_rate(const Backend& backend, DType type, std::int64_t n, const Bench
   return bench.square(type, n).rate * 1e9;
 }
 
-double attention_rate(const Backend& backend, DType type, const BenchOptions& options) {
+AttentionRates attention_rates(const Backend& backend, DType type, const BenchModel& model,
+                               const BenchOptions& options) {
   Bench bench(backend, options, type);
-  bench.attention(options.models.front(), options.models.front().tokens, {});
-  double flop = 0, seconds = 0;
-  for (const BenchRow& row : bench.rows()) flop += row.rate * row.ms * 1e6, seconds += row.ms / 1e3;
-  return flop / seconds;
+  bench.attention(model, model.tokens, {});
+  const std::vector<BenchRow> rows = bench.rows();
+  return {.forward = rows[0].rate * 1e9, .backward = rows[1].rate * 1e9};
 }
 
 double kernel_start(const Backend& backend) {

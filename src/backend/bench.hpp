@@ -77,8 +77,12 @@ struct KernelRate {
 std::vector<KernelRate> kernel_rates(const Backend& backend, DType type,
                                      const BenchOptions& options);
 
-/// flop a second of the first model's causal attention, forward and backward together.
-double attention_rate(const Backend& backend, DType type, const BenchOptions& options);
+/// flop a second of a model's causal attention.
+struct AttentionRates {
+  double forward = 0, backward = 0;
+};
+AttentionRates attention_rates(const Backend& backend, DType type, const BenchModel& model,
+                               const BenchOptions& options);
 
 /// Work that is none of a step's: done on return.
 void finish_alone(streams::Streams& streams, const streams::Start& start);

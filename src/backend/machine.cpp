@@ -213,9 +213,18 @@ deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
     }
   }
   if (!gpu) bench.models.front().samples = kSamples, bench.models.front().tokens = kTokens;
+  const std::vector<BenchModel> models = bench.models;
   bench.models.resize(1);
+  for (const BenchModel& model : models) m.attention_heads.push_back(model.head_dim);
   for (const DType type : options.types) {
-    m.attention[type] = meter.slowest([&] { return attention_rate(backend, type, bench); });
+    for (const BenchModel& model : models) {
+      AttentionRates rates;
+      m.attention[type].push_back(meter.slowest([&] {
+        rates = attention_rates(backend, type, model, bench);
+        return rates.forward;
+      }));
+      m.attention_backward[type].push_back(meter.slowest([&] { return rates.backward; }));
+    }
     ranks.control.barrier();
     std::vector<KernelRate> rates;
     ranks.control.together([&] { rates = kernel_rates(backend, type, bench); });

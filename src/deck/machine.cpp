@@ -16,7 +16,7 @@ namespace {
 
 /// A key of the file: where its value goes, and what it must be.
 struct Row {
-  std::string_view name;
+  std::string name;
   bool required = false;
   std::string type;
   std::function<bool(Machine&, const Value&)> set;  // false: not of this type
@@ -44,9 +44,9 @@ std::string type_of() {
 
 /// `member(machine)` is where the value goes.
 template <typename Member>
-Row row(std::string_view name, bool required, Member member) {
+Row row(std::string name, bool required, Member member) {
   using T = std::decay_t<decltype(member(std::declval<Machine&>()))>;
-  return {name, required, type_of<T>(), [member](Machine& machine, const Value& value) {
+  return {std::move(name), required, type_of<T>(), [member](Machine& machine, const Value& value) {
             auto held = Codec<T>::read(value);
             if (!held || !possible(*held)) return false;
             member(machine) = *std::move(held);
@@ -54,9 +54,22 @@ Row row(std::string_view name, bool required, Member member) {
           }};
 }
 
+/// Of a list of rates, or of one rate for all.
+template <typename Member>
+Row rates_row(std::string name, Member member) {
+  Row of_list = row(std::move(name), false, member);
+  of_list.set = [member, list = of_list.set](Machine& machine, const Value& value) {
+    const auto one = Codec<double>::read(value);
+    if (!one || !possible(*one)) return list(machine, value);
+    member(machine) = {*one};
+    return true;
+  };
+  return of_list;
+}
+
 template <typename E>
-Row word_row(std::string_view name, E Machine::*member) {
-  return {name, false, Codec<E>::type(), [member](Machine& machine, const Value& value) {
+Row word_row(std::string name, E Machine::*member) {
+  return {std::move(name), false, Codec<E>::type(), [member](Machine& machine, const Value& value) {
             const auto word = Codec<E>::read(value);
             if (word) machine.*member = *word;
             return word.has_value();
@@ -103,22 +116,31 @@ const std::vector<Row>& rows() {
         row(
             "disk.read", false, [](Machine & m) -> auto& { return m.disk_read; }),
     };
-    struct Typed {
-      std::string_view gemm, attention, peak;
-      DType type;
-    };
-    for (const Typed& t : {Typed{"gemm.f32", "attention.f32", "peak.f32", DType::f32},
-                           Typed{"gemm.bf16", "attention.bf16", "peak.bf16", DType::bf16},
-                           Typed{"gemm.f16", "attention.f16", "peak.f16", DType::f16}}) {
+    r.push_back(row(
+        "attention.head_dim", false, [](Machine & m) -> auto& { return m.attention_heads; }));
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+      const auto key = [&](std::string_view table) {
+        return fmt::format("{}.{}", table, to_string(type));
+      };
       r.push_back(row(
-          t.gemm, false, [t](Machine & m) -> auto& { return m.gemm[t.type]; }));
+          key("gemm"), false, [type](Machine & m) -> auto& { return m.gemm[type]; }));
+      r.push_back(rates_row(
+          key("attention"), [type](Machine & m) -> auto& { return m.attention[type]; }));
+      r.push_back(rates_row(
+          key("attention_backward"), [type](Machine & m) -> auto& {
+            return m.attention_backward[type];
+          }));
       r.push_back(row(
-          t.attention, false, [t](Machine & m) -> auto& { return m.attention[t.type]; }));
-      r.push_back(row(
-          t.peak, false, [t](Machine & m) -> auto& { return m.peak[t.type]; }));
+          key("peak"), false, [type](Machine & m) -> auto& { return m.peak[type]; }));
     }
     r.push_back(row(
         "gemm.fp8", false, [](Machine & m) -> auto& { return m.gemm[DType::e4m3]; }));
+    r.push_back(row(
+        "fp8_conversion", false, [](Machine & m) -> auto& { return m.fp8_conversion; }));
+    r.push_back(row(
+        "gemm.tf32", false, [](Machine & m) -> auto& { return m.gemm_tf32; }));
+    r.push_back(row(
+        "peak.tf32", false, [](Machine & m) -> auto& { return m.peak_tf32; }));
     return r;
   }();
   return all;
@@ -186,20 +208,46 @@ void check(const Machine& m, const std::vector<std::string>& given, Problems& pr
     problems.add(whole, "disk", "disk needs both write and read");
   if (!has("gemm.f32") && !has("gemm.bf16") && !has("gemm.f16"))
     problems.add(whole, "gemm", "one of gemm.f32, gemm.bf16 and gemm.f16 is needed");
-  for (const auto& [type, rates] : m.gemm) {
-    if (!rates.empty() && !m.gemm_sizes.empty() && rates.size() != m.gemm_sizes.size()) {
-      problems.add(whole, "gemm",
-                   fmt::format("gemm.{} has {} rates for the {} sizes of gemm.n", gemm_word(type),
-                               rates.size(), m.gemm_sizes.size()));
-    }
-  }
+  const auto lengths = [&](std::string_view table, std::string_view word, std::size_t rates,
+                           std::string_view key, std::size_t sizes) {
+    if (rates == 0 || sizes == 0 || rates == sizes) return;
+    problems.add(
+        whole, table,
+        fmt::format("{}.{} has {} rates for the {} sizes of {}", table, word, rates, sizes, key));
+  };
+  const std::size_t sizes = m.gemm_sizes.size();
+  for (const auto& [type, rates] : m.gemm)
+    lengths("gemm", gemm_word(type), rates.size(), "gemm.n", sizes);
+  lengths("gemm", "tf32", m.gemm_tf32.size(), "gemm.n", sizes);
+  if (std::ranges::adjacent_find(m.attention_heads, std::greater_equal{}) !=
+      m.attention_heads.end())
+    problems.add(whole, "attention", "attention.head_dim must ascend");
+  const std::size_t widths = std::max<std::size_t>(m.attention_heads.size(), 1);
+  for (const auto& [type, rates] : m.attention)
+    lengths("attention", to_string(type), rates.size(), "attention.head_dim", widths);
+  for (const auto& [type, rates] : m.attention_backward)
+    lengths("attention_backward", to_string(type), rates.size(), "attention.head_dim", widths);
+}
+
+/// The rate at a size: linear between the given ones in their logarithm, constant beyond them.
+double rate_at(double size, const std::vector<std::int64_t>& sizes,
+               const std::vector<double>& rates) {
+  if (rates.size() == 1) return rates.front();
+  const auto above =
+      std::ranges::find_if(sizes, [&](std::int64_t n) { return static_cast<double>(n) >= size; });
+  if (above == sizes.begin()) return rates.front();
+  if (above == sizes.end()) return rates.back();
+  const auto i = static_cast<std::size_t>(above - sizes.begin());
+  const auto low = static_cast<double>(sizes[i - 1]), high = static_cast<double>(*above);
+  const double share = std::log(size / low) / std::log(high / low);
+  return rates[i - 1] + share * (rates[i] - rates[i - 1]);
 }
 
 }  // namespace
 
 std::string_view gemm_word(DType type) { return type == DType::e4m3 ? "fp8" : to_string(type); }
 
-double Machine::gemm_rate(DType type, double flop) const {
+const std::vector<double>& Machine::gemm_rates(DType type) const {
   const auto it = gemm.find(type);
   if (it == gemm.end()) {
     throw DeckError(
@@ -207,21 +255,22 @@ double Machine::gemm_rate(DType type, double flop) const {
                     "a type that has rates there",
                     file, gemm_word(type), type == DType::e4m3 ? "matmul" : "compute"));
   }
-  const auto& rates = it->second;
-  const double size = std::cbrt(flop / 2);
-  const auto above = std::ranges::find_if(
-      gemm_sizes, [&](std::int64_t n) { return static_cast<double>(n) >= size; });
-  if (above == gemm_sizes.begin()) return rates.front();
-  if (above == gemm_sizes.end()) return rates.back();
-  const auto i = static_cast<std::size_t>(above - gemm_sizes.begin());
-  const auto low = static_cast<double>(gemm_sizes[i - 1]), high = static_cast<double>(*above);
-  const double share = std::log(size / low) / std::log(high / low);
-  return rates[i - 1] + share * (rates[i] - rates[i - 1]);
+  return it->second;
 }
 
-double Machine::attention_rate(DType type, std::int64_t head_dim) const {
-  if (const auto it = attention.find(type); it != attention.end()) return it->second;
+double Machine::best_gemm_rate(DType type) const { return std::ranges::max(gemm_rates(type)); }
+
+double Machine::gemm_rate(DType type, double flop) const {
+  return rate_at(std::cbrt(flop / 2), gemm_sizes, gemm_rates(type));
+}
+
+double Machine::attention_rate(DType type, std::int64_t head_dim, AttentionPass pass) const {
   const auto d = static_cast<double>(head_dim);
+  for (const auto* rates : {&attention_backward, &attention}) {
+    if (rates == &attention_backward && pass == AttentionPass::forward) continue;
+    if (const auto it = rates->find(type); it != rates->end())
+      return rate_at(d, attention_heads, it->second);
+  }
   return gemm_rate(type, 2 * d * d * d);
 }
 
@@ -230,6 +279,19 @@ double Machine::kernel_rate(DType type, const std::string& operation) const {
   if (rates == kernel.end()) return memory_rate;
   const auto rate = rates->second.find(operation);
   return rate == rates->second.end() ? memory_rate : rate->second;
+}
+
+Machine Machine::multiplying(Matmul matmul) const {
+  if (matmul != Matmul::tf32) return *this;
+  if (gemm_tf32.empty()) {
+    throw DeckError(fmt::format(
+        "{}: gemm.tf32 is not given: measure it, or set precision.matmul = \"same\"", file));
+  }
+  Machine with = *this;
+  with.gemm[DType::f32] = gemm_tf32;
+  with.peak.erase(DType::f32);
+  if (peak_tf32 > 0) with.peak[DType::f32] = peak_tf32;
+  return with;
 }
 
 Machine parse_machine(std::string_view text, const std::string& path) {
@@ -258,6 +320,7 @@ std::string to_text(const Machine& m) {
   line("memory_rate", number(m.memory_rate));
   if (m.host_memory_rate > 0) line("host_memory_rate", number(m.host_memory_rate));
   if (m.kernel_start > 0) line("kernel_start", number(m.kernel_start));
+  if (m.fp8_conversion > 0) line("fp8_conversion", number(m.fp8_conversion));
   const auto word = [&](std::string_view key, auto value, auto usual) {
     if (value != usual) line(key, fmt::format("\"{}\"", enum_word(value)));
   };
@@ -265,21 +328,26 @@ std::string to_text(const Machine& m) {
   word("activations", m.activations, Machine{}.activations);
   table("gemm");
   line("n", fmt::format("[{}]", fmt::join(m.gemm_sizes, ", ")));
-  for (const auto& [type, rates] : m.gemm) {
+  const auto list = [&](std::string_view key, const std::vector<double>& rates) {
     std::vector<std::string> numbers;
     for (const double rate : rates) numbers.push_back(number(rate));
-    line(gemm_word(type), fmt::format("[{}]", fmt::join(numbers, ", ")));
-  }
-  const auto typed = [&](std::string_view name, const std::map<DType, double>& rates) {
-    if (!rates.empty()) table(name);
-    for (const auto& [type, rate] : rates) line(to_string(type), number(rate));
+    line(key, fmt::format("[{}]", fmt::join(numbers, ", ")));
   };
-  typed("attention", m.attention);
+  for (const auto& [type, rates] : m.gemm) list(gemm_word(type), rates);
+  if (!m.gemm_tf32.empty()) list("tf32", m.gemm_tf32);
+  if (!m.attention.empty() || !m.attention_heads.empty()) table("attention");
+  if (!m.attention_heads.empty())
+    line("head_dim", fmt::format("[{}]", fmt::join(m.attention_heads, ", ")));
+  for (const auto& [type, rates] : m.attention) list(to_string(type), rates);
+  if (!m.attention_backward.empty()) table("attention_backward");
+  for (const auto& [type, rates] : m.attention_backward) list(to_string(type), rates);
   for (const auto& [type, rates] : m.kernel) {
     table(fmt::format("kernel.{}", to_string(type)));
     for (const auto& [operation, rate] : rates) line(operation, number(rate));
   }
-  typed("peak", m.peak);
+  if (!m.peak.empty() || m.peak_tf32 > 0) table("peak");
+  for (const auto& [type, rate] : m.peak) line(to_string(type), number(rate));
+  if (m.peak_tf32 > 0) line("tf32", number(m.peak_tf32));
   const auto link = [&](std::string_view name, const std::optional<Link>& of) {
     if (!of) return;
     table(fmt::format("link.{}", name));

@@ -21,6 +21,8 @@ enum class Collectives : std::uint8_t { direct, ring };
 /// GPUs, or an operation of its own does behind it.
 enum class MachineActivations : std::uint8_t { apart, in_products };
 
+enum class AttentionPass : std::uint8_t { forward, backward };
+
 /// A message takes latency + bytes / rate seconds.
 struct Link {
   double latency = 0;  // s
@@ -39,9 +41,14 @@ struct Machine {
   std::vector<std::int64_t> gemm_sizes;  // ascending
   /// At each size; of e4m3 for products of fp8 operands, which it takes to convert included.
   std::map<DType, std::vector<double>> gemm;
-  std::map<DType, double> attention;
+  double fp8_conversion = 0;                  // bytes/s at which operands become fp8; 0: as memory
+  std::vector<double> gemm_tf32;              // of f32 products whose operands are rounded to TF32
+  std::vector<std::int64_t> attention_heads;  // columns of a head, ascending
+  /// At each width of heads, or one for all; backward where it is given, else as forward.
+  std::map<DType, std::vector<double>> attention, attention_backward;
   std::map<DType, std::map<std::string, double>> kernel;  // bytes/s of operations, by name
   std::map<DType, double> peak;                           // by the data sheet, for MFU
+  double peak_tf32 = 0;                                   // 0: not given
   Collectives collectives = Collectives::direct;
   MachineActivations activations = MachineActivations::apart;
   std::optional<Link> intra, inter;      // within a node, between nodes
@@ -52,10 +59,19 @@ struct Machine {
   /// flop/s of a matrix product of `flop`: that of the cube with as much work, linear between the
   /// sizes in their logarithm, constant beyond them. Throws DeckError for a type without rates.
   double gemm_rate(DType type, double flop) const;
+  /// Of all sizes.
+  double best_gemm_rate(DType type) const;
   /// flop/s of attention: where the file does not say, that of products as small as a head.
-  double attention_rate(DType type, std::int64_t head_dim) const;
+  double attention_rate(DType type, std::int64_t head_dim, AttentionPass pass) const;
   /// bytes/s of another operation: where the file does not say, of memory.
   double kernel_rate(DType type, const std::string& operation) const;
+  /// This machine with `precision.matmul`: TF32 gives products of f32, and MFU, rates of their own;
+  /// attention in f32 is computed without it. Throws DeckError where the file does not have them.
+  Machine multiplying(Matmul matmul) const;
+
+ private:
+  /// Throws as gemm_rate does.
+  const std::vector<double>& gemm_rates(DType type) const;
 };
 
 /// Throws DeckError that names file and line of everything that is wrong.

@@ -408,7 +408,9 @@ class Verbs(RunTest):
         self.assertEqual({len(rates) for rates in gemm.values()}, {len(gemm["n"])})
         self.assertLess(gemm["n"][0], gemm["n"][-1])
         numbers = [machine["threads"], machine["memory_rate"], *gemm["f32"], *gemm["bf16"],
-                   *machine["attention"].values(), *machine["kernel"]["f32"].values(),
+                   *itertools.chain(*machine["attention"].values()),
+                   *itertools.chain(*machine["attention_backward"].values()),
+                   *machine["kernel"]["f32"].values(),
                    machine["link"]["intra"]["rate"], machine["disk"]["write"],
                    machine["disk"]["read"]]
         self.assertTrue(all(1 <= x < 1e18 for x in numbers), numbers)

@@ -11,6 +11,7 @@
 #include "plan/ir/print.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/make_plan.hpp"
+#include "plan/prediction/kernel_cost.hpp"
 #include "plan/prediction/ledger.hpp"
 
 namespace tessera::plan {
@@ -49,12 +50,8 @@ struct CostOf {
     return {2 * bytes / memory_rate(from)};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
-    return {std::visit(
-        [&](const auto& args) {
-          if (op.location == Location::host) return kernels::bytes_of(args) / host_memory_rate();
-          return std::max(seconds(args), seconds_of_bus(args));
-        },
-        call)};
+    if (op.location == Location::host) return {bytes_of(call) / host_memory_rate()};
+    return {std::max(kernel_cost(call, machine).seconds, seconds_of_bus(call))};
   }
   OpCost operator()(const comm::CollectiveCall& call) const {
     const comm::GroupShape& group = plan.group(op.group);
@@ -119,49 +116,13 @@ struct CostOf {
   }
   /// Of what the device reads and writes in the host's memory: caches, beside which a call has few
   /// bytes.
-  template <typename Args>
-  double seconds_of_bus(const Args& args) const {
+  double seconds_of_bus(const kernels::KernelCall& call) const {
     bool through = false;
-    Args::visit(args, [&](const View& v, kernels::Access) {
-      through = through || (v && where(v) == Location::host);
+    kernels::visit_views(call, [&](const View& v, kernels::Access) {
+      through = through || where(v) == Location::host;
     });
-    return through && machine.host
-               ? machine.host->latency + kernels::bytes_of(args) / machine.host->rate
-               : 0;
-  }
-  template <typename Args>
-  double seconds(const Args& args) const {
-    if constexpr (requires { args.preactivation; }) {
-      const bool together = machine.activations == deck::MachineActivations::in_products &&
-                            args.preactivation.type != DType::f32 &&
-                            args.operands == kernels::Operands::stored;
-      if (args.preactivation && !together)
-        return seconds(product_of(args)) + seconds(activation_of(args));
-    }
-    const double rate =
-        machine.kernel_rate(kernels::element_type(args), std::string(kernels::name_of_args(args)));
-    return machine.kernel_start + std::max(flop_seconds(args), kernels::bytes_of(args) / rate);
-  }
-  template <typename Args>
-  double flop_seconds(const Args& args) const {
-    if constexpr (requires { args.shape.head_dim; }) {
-      return args.flop() / machine.attention_rate(args.q.type, args.shape.head_dim);
-    } else if constexpr (requires { args.operands; }) {
-      const bool fp8 = args.operands == kernels::Operands::fp8;
-      return args.flop() / machine.gemm_rate(fp8 ? DType::e4m3 : stored_type(args), args.flop());
-    } else if constexpr (requires { args.copies; }) {  // a product for each expert
-      const double experts = static_cast<double>(args.begins.elements() - 1);
-      return args.flop() / machine.gemm_rate(stored_type(args), args.flop() / experts);
-    } else {
-      return 0;
-    }
-  }
-  template <typename Args>
-  static DType stored_type(const Args& args) {
-    if constexpr (requires { args.weight; })
-      return args.weight.type;
-    else
-      return args.x.type;
+    return through && machine.host ? machine.host->latency + bytes_of(call) / machine.host->rate
+                                   : 0;
   }
   /// `messages` of each class one after the other, classes side by side.
   OpCost transfer(const comm::WireBytes& bytes, const comm::WireBytes& messages) const {

@@ -19,12 +19,11 @@ struct OpCost {
   comm::WireBytes sent;  // those who send over the same links at once share their rate
 };
 
-/// The cost of every op of a plan. Matrix products and attention take their flop at the machine's
-/// rates, or the time of their bytes if that is more. Other kernels and copies take the time of
-/// their bytes, at the rate that the machine file gives for the kernel, or at that of memory.
-/// Collectives take the latencies of their peers, or of a ring's hops, and the time of the bytes
-/// that a rank sends, on links of both classes at once. A receive costs nothing beyond its send.
-/// Throws DeckError where the machine file does not say what the plan needs.
+/// The cost of every op of a plan. Kernels take what kernel_cost says, copies the time of their
+/// bytes at the rate of memory. Collectives take the latencies of their peers, or of a ring's hops,
+/// and the time of the bytes that a rank sends, on links of both classes at once. A receive costs
+/// nothing beyond its send. Throws DeckError where the machine file does not say what the plan
+/// needs.
 std::vector<OpCost> op_costs(const Plan& plan, const deck::Machine& machine);
 
 /// Seconds since the step began.

@@ -98,6 +98,7 @@ class Search {
     std::vector<std::string> sets = layout.deck.sets;
     for (const std::string& set : Choice{}.sets()) sets.push_back(set);
     const deck::Deck deck = deck::load_deck(layout.deck.path, sets, setup::read_architecture).deck;
+    machine_ = machine.multiplying(deck.precision.matmul);
     name_ = deck.run.name;
     global_ = deck.batch.global;
     sequence_ = deck.batch.sequence;
@@ -110,12 +111,9 @@ class Search {
     double rate = 0;
     std::vector<DType> types{compute};
     if (deck.precision.matmul == deck::Matmul::fp8) types.push_back(DType::e4m3);
-    for (const DType type : types) {
-      rate = std::max(rate, machine.gemm_rate(type, 1));  // throws where there is none
-      for (const double r : machine.gemm.at(type)) rate = std::max(rate, r);
-    }
-    if (const auto it = machine.attention.find(compute); it != machine.attention.end())
-      rate = std::max(rate, it->second);
+    for (const DType type : types) rate = std::max(rate, machine_.best_gemm_rate(type));
+    if (const auto it = machine_.attention.find(compute); it != machine_.attention.end())
+      rate = std::max(rate, std::ranges::max(it->second));
     products_ = model::flop_per_token(setup::model_config(deck.model, deck.task), sequence_) *
                 tokens / static_cast<double>(layout.ranks) / rate;
     budget_ = device_memory(deck, machine);
@@ -554,8 +552,8 @@ class Search {
   }
 
   LayoutOptions layout_;
-  const deck::Machine& machine_;
-  double within_;  // s
+  deck::Machine machine_;  // as the deck multiplies on it
+  double within_;          // s
   SteadyClock::time_point begin_ = SteadyClock::now();
   std::string name_;
   std::int64_t global_ = 0, sequence_ = 0, layers_ = 0, context_ = 1;

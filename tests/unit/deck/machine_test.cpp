@@ -37,7 +37,8 @@ TEST(Machine, RatesAreLinearInTheLogarithmOfTheSizeAndConstantBeyond) {
   EXPECT_DOUBLE_EQ(rate(10), 1e9);
   EXPECT_DOUBLE_EQ(rate(5000), 3e9);
   EXPECT_NEAR(rate(std::sqrt(100.0 * 1000.0)), 2e9, 1);  // halfway; cbrt and log round
-  EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 1e9) << "as products of the size of a head";
+  EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64, AttentionPass::forward), 1e9)
+      << "as products of the size of a head";
   EXPECT_FALSE(m.intra);
   EXPECT_EQ(m.activations, MachineActivations::apart);
   EXPECT_DOUBLE_EQ(m.inter->rate, 1e8);
@@ -51,6 +52,7 @@ memory = 2000000000
 memory_rate = 2e9
 host_memory_rate = 1.5e10
 kernel_start = 3e-06
+fp8_conversion = 1.2e9
 collectives = "ring"
 activations = "in_products"
 [gemm]
@@ -58,13 +60,18 @@ n = [100, 1000]
 f32 = [1e9, 3e9]
 bf16 = [2e9, 6e9]
 fp8 = [3e9, 9e9]
+tf32 = [4e9, 5e9]
 [attention]
-bf16 = 5e8
+head_dim = [64, 128]
+bf16 = [5e8, 7e8]
+[attention_backward]
+bf16 = [3e8, 4e8]
 [kernel.f32]
 add = 4e9
 norm = 3e9
 [peak]
 bf16 = 1e15
+tf32 = 5e14
 [link.intra]
 latency = 1e-06
 rate = 1e11
@@ -86,12 +93,17 @@ read = 2e9
   EXPECT_EQ(again.memory.count, 2'000'000'000);
   EXPECT_EQ(again.host_memory_rate, 1.5e10);
   EXPECT_EQ(again.kernel_start, 3e-6);
+  EXPECT_EQ(again.fp8_conversion, 1.2e9);
   EXPECT_EQ(again.collectives, Collectives::ring);
   EXPECT_EQ(again.activations, MachineActivations::in_products);
   EXPECT_EQ(again.gemm, m.gemm);
+  EXPECT_EQ(again.gemm_tf32, (std::vector<double>{4e9, 5e9}));
   EXPECT_EQ(again.attention, m.attention);
+  EXPECT_EQ(again.attention_backward, m.attention_backward);
+  EXPECT_EQ(again.attention_heads, (std::vector<std::int64_t>{64, 128}));
   EXPECT_EQ(again.kernel, m.kernel);
   EXPECT_EQ(again.peak, m.peak);
+  EXPECT_EQ(again.peak_tf32, 5e14);
   EXPECT_EQ(again.intra->rate, 1e11);
   EXPECT_EQ(again.inter->latency, 1e-5);
   EXPECT_EQ(again.host->rate, 2e10);
@@ -99,8 +111,47 @@ read = 2e9
 }
 
 TEST(Machine, AttentionHasARateOfItsOwnWhereTheFileSaysSo) {
-  const Machine m = parse_machine(std::string(kGood) + "[attention]\nf32 = 5e8\n", "m.toml");
-  EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 5e8);
+  const auto rate = [](const std::string& more, std::int64_t width, AttentionPass pass) {
+    return parse_machine(kGood + more, "m.toml").attention_rate(DType::f32, width, pass);
+  };
+  using enum AttentionPass;
+  const std::string one = "[attention]\nf32 = 5e8\n";
+  EXPECT_DOUBLE_EQ(rate(one, 64, forward), 5e8);
+  EXPECT_DOUBLE_EQ(rate(one, 64, backward), 5e8) << "as forward";
+  EXPECT_DOUBLE_EQ(rate(one + "[attention_backward]\nf32 = 3e8\n", 64, backward), 3e8);
+  const std::string two = "[attention]\nhead_dim = [64, 256]\nf32 = [5e8, 7e8]\n";
+  EXPECT_DOUBLE_EQ(rate(two, 32, forward), 5e8);
+  EXPECT_DOUBLE_EQ(rate(two, 128, forward), 6e8) << "linear in the logarithm";
+  EXPECT_DOUBLE_EQ(rate(two, 512, backward), 7e8);
+  EXPECT_NE(refusal(kGood + two + "f16 = 5e8\n")
+                .find("attention.f16 has 1 rates for the 2 sizes of attention.head_dim"),
+            std::string::npos);
+  EXPECT_NE(refusal(kGood + two + "[attention_backward]\nf32 = [1e8, 2e8, 3e8]\n")
+                .find("attention_backward.f32 has 3 rates"),
+            std::string::npos);
+  EXPECT_NE(refusal(std::string(kGood) + "[attention]\nf32 = [5e8, 7e8]\n")
+                .find("attention.f32 has 2 rates for the 1 sizes"),
+            std::string::npos);
+  EXPECT_NE(refusal(std::string(kGood) + "[attention]\nhead_dim = [64, 64]\nf32 = [1e8, 1e8]\n")
+                .find("attention.head_dim must ascend"),
+            std::string::npos);
+}
+
+TEST(Machine, Tf32GivesProductsOfF32RatesOfTheirOwn) {
+  const std::string peaks = "[peak]\nf32 = 4e9\n";
+  std::string text = kGood + peaks;
+  text.insert(text.find("[link.inter]"), "tf32 = [5e9, 9e9]\n");
+  const Machine m = parse_machine(text + "tf32 = 2e10\n", "m.toml");
+  EXPECT_DOUBLE_EQ(m.multiplying(Matmul::same).best_gemm_rate(DType::f32), 3e9);
+  EXPECT_DOUBLE_EQ(m.multiplying(Matmul::tf32).best_gemm_rate(DType::f32), 9e9);
+  EXPECT_DOUBLE_EQ(m.multiplying(Matmul::same).peak.at(DType::f32), 4e9);
+  EXPECT_DOUBLE_EQ(m.multiplying(Matmul::tf32).peak.at(DType::f32), 2e10);
+  EXPECT_FALSE(parse_machine(text, "m.toml").multiplying(Matmul::tf32).peak.contains(DType::f32))
+      << "no peak of TF32, no MFU";
+  EXPECT_THROW(parse_machine(kGood + peaks, "m.toml").multiplying(Matmul::tf32), DeckError);
+  EXPECT_NE(refusal(text.replace(text.find("[5e9, 9e9]"), 10, "[5e9]"))
+                .find("gemm.tf32 has 1 rates for the 2 sizes of gemm.n"),
+            std::string::npos);
 }
 
 TEST(Machine, WordsAreThoseOfItsTable) {
