@@ -470,6 +470,28 @@ class Verbs(RunTest):
         self.assertIn("wrong.toml", job.output)
         self.assertIn("memory_rate", job.output)
 
+    def test_simulate_itemises_a_step(self):
+        """The times of operations on the compute stream are the step; the table is as wide as
+        promised, and not said with a search."""
+        deck = SOURCE / "inputs/gpt2_124m.toml"
+        machine = SOURCE / "slurm/machines/h100-dgx.toml"
+        simulate = ("simulate", deck, "--ranks", 1, "--machine", machine, "--set",
+                    "run.backend=cuda", "--set", "batch.global=16")
+        plain = self.run_ok(*simulate)
+        output = self.run_ok(*simulate, "--items")
+        self.assertTrue(output.startswith(plain))
+        table = output[len(plain):]
+        self.assertLessEqual(max(map(len, table.splitlines())), 100)
+        rows = re.findall(r"^(\S.{48}) *(\S+) .* (\d+\.\d+) +(\d+\.\d)%.*$", table, re.M)
+        begin, end = table.index("on the compute stream"), table.index("in all")
+        times = [float(r[2]) for r in rows if begin < table.index(r[0]) < end and r[0][:6] != "in all"]
+        step = float(re.search(r"^step +([\d.]+) ms", plain, re.M)[1])
+        self.assertGreater(len(times), 15)
+        self.assertAlmostEqual(sum(times), step, delta=0.005 * step)
+        self.assertRegex(table, r"(?m)^attention_backward  bf16 \d+ x 1024, 12 of 64 .* T/s +\d+%$")
+        self.assertRegex(table, r"(?m)^norm_backward .* G/s +\d+%$")
+        self.assertEqual(self.run_job(0, *simulate, "--items", "--search").code, 2)
+
     def test_a_search_finds_the_fastest_layout(self):
         """None of those that can be written down for four ranks is faster, what is printed is what
         simulate says of it, and a budget that nothing fits is said."""

@@ -5,6 +5,7 @@
 #include "core/bytes.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/prediction/estimate.hpp"
+#include "plan/prediction/items.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
 #include "setup/traffic.hpp"
@@ -16,7 +17,7 @@ namespace {
 struct Options {
   LayoutOptions layout;
   std::string machine;
-  bool search = false;
+  bool search = false, items = false;
   double within = 300;  // s
 };
 
@@ -63,7 +64,7 @@ void print_other_shapes(const Planner& p, const deck::Machine& machine) {
   }
 }
 
-void report(const LayoutOptions& layout, const deck::Machine& machine) {
+void report(const LayoutOptions& layout, const deck::Machine& machine, bool items) {
   Planner p = make_planner(layout);
   if (p.open.empty()) setup::check_traffic(p.loaded, p.inputs.layout.node_of);
   const std::string settled = settle_traffic(p, machine);
@@ -101,6 +102,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
     fmt::print("a checkpoint           {:.1f} s to write, {:.1f} s to read\n", bytes / rate_of_all,
                bytes / rate_of_all * machine.disk_write / machine.disk_read);
   }
+  if (items) fmt::print("\n{}", to_text(plan::items_of(found, machine), s.step));
 }
 
 ExitCode run(const Options& o) {
@@ -109,7 +111,7 @@ ExitCode run(const Options& o) {
   if (o.search) {
     fmt::print("{}", search_text(layout, machine, o.within));
   } else {
-    report(layout, machine);
+    report(layout, machine, o.items);
   }
   return ExitCode::ok;
 }
@@ -168,6 +170,11 @@ Verb simulate(CLI::App& app) {
   auto* search =
       verb->add_flag("--search", options->search,
                      "the best layouts for the deck's model and batch instead of the deck's own");
+  verb->add_flag(
+          "--items", options->items,
+          "also what the step is made of: calls, bytes, flop and time of each operation, and "
+          "how near it comes to what the machine can do")
+      ->excludes(search);
   verb->add_option("--within", options->within, "seconds after which it looks at no more layouts")
       ->check(bounds(0.0))
       ->capture_default_str()

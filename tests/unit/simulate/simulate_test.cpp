@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 
 #include "plan/ir/print.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/passes/pipeline.hpp"
 #include "plan/prediction/compare.hpp"
 #include "plan/prediction/estimate.hpp"
+#include "plan/prediction/items.hpp"
 #include "plan/prediction/kernel_cost.hpp"
 #include "support/blocks.hpp"
 
@@ -633,6 +635,47 @@ TEST(Compare, AMissingWaitIsNone) {
     return;
   }
   FAIL() << "no row of the wait";
+}
+
+TEST(Items, AreAllOfAStep) {
+  PlanInputs in = inputs({.data = 2, .pipeline = 2}, 3);
+  in.numerics.compute = DType::bf16;
+  deck::Machine m = machine();
+  m.gemm[DType::bf16] = {2e9};
+  const Prediction p = predict(simulated_plans(in, shape), in, m);
+  const std::vector<Item> items = items_of(p, m);
+  Item all;
+  double ops = 0, flop = 0, compute = 0;
+  for (std::size_t r = 0; r < p.plans.size(); ++r) {
+    flop += total_flop(p.plans[r]) / 2, compute += p.simulation.ranks[r].compute / 2;
+    for (const Op& op : p.plans[r].ops) ops += std::holds_alternative<LoadBatch>(op.call) ? 0 : 0.5;
+  }
+  std::map<std::string, const Item*> by_name;
+  for (const Item& i : items) {
+    all.calls += i.calls, all.flop += i.flop;
+    if (!i.beside) all.seconds += i.seconds;
+    by_name[i.name + ", " + i.shape] = &i;
+  }
+  EXPECT_NEAR(all.calls, ops, 1e-9);
+  EXPECT_NEAR(all.flop, flop, 1e-6 * flop);
+  EXPECT_NEAR(all.seconds, compute, 1e-9 * compute);
+
+  // Of half a model's 4 layers on each stage, 4 micro-batches of 2 x 16 tokens.
+  const Item& up = *by_name.at("linear, bf16 32 x 128 x 32 gelu");
+  EXPECT_DOUBLE_EQ(up.calls, 8);
+  EXPECT_DOUBLE_EQ(up.flop, 8 * 2.0 * 32 * 128 * 32);
+  EXPECT_LT(*up.reached(), 1);
+  EXPECT_DOUBLE_EQ(by_name.at("attention, bf16 2 x 16, 4 of 8")->calls, 8);
+  const Item& gathers = *by_name.at("gather, all_gather");
+  EXPECT_TRUE(gathers.beside);
+  EXPECT_FALSE(gathers.reached());
+  EXPECT_FALSE(items.front().beside);
+  EXPECT_TRUE(items.back().beside);
+
+  const std::string text = to_text(items, p.simulation.step);
+  EXPECT_NE(text.find("linear_wgrad        bf16 128 x 32 x 32 "), std::string::npos) << text;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
 }
 
 TEST(Predict, ABusierNetworkTakesLonger) {
