@@ -125,6 +125,13 @@ void check_products(const deck::LoadedDeck& loaded) {
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) ProductCheck(loaded).run();
 }
 
+std::string types_text(const deck::PrecisionSection& precision) {
+  std::string text(enum_word(precision.compute));
+  if (precision.matmul != deck::Matmul::same)
+    text += fmt::format(" with {} products", enum_word(precision.matmul));
+  return text;
+}
+
 std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   auto all = deck::legal_micros(loaded, ranks);
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) {

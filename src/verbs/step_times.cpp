@@ -35,8 +35,8 @@ ShownTimes step_times(const Planner& p, const std::optional<deck::Machine>& mach
     shape = t.measured->shape;
   }
   if (machine) {
-    t.machine = machine;
-    t.found = plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, *machine);
+    t.machine = machine->multiplying(p.loaded.deck.precision.matmul);
+    t.found = plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, *t.machine);
     t.predicted = timed(*t.found);
   }
   return t;

@@ -492,6 +492,28 @@ class Verbs(RunTest):
         self.assertRegex(table, r"(?m)^norm_backward .* G/s +\d+%$")
         self.assertEqual(self.run_job(0, *simulate, "--items", "--search").code, 2)
 
+    def test_tf32_has_rates_of_its_own(self):
+        deck = SOURCE / "inputs/gpt2_124m.toml"
+        machines = SOURCE / "slurm/machines"
+
+        def simulate(machine, matmul):
+            return self.run_job(0, "simulate", deck, "--ranks", 8, "--machine", machines / machine,
+                                "--set", "precision.compute=f32", "--set", "run.backend=cuda",
+                                "--set", f"precision.matmul={matmul}")
+
+        same, tf32 = simulate("h100-dgx.toml", "same"), simulate("h100-dgx.toml", "tf32")
+        self.assertEqual((same.code, tf32.code), (0, 0), same.output + tf32.output)
+        self.assertIn(", f32\n", same.output)
+        self.assertIn(", f32 with tf32 products\n", tf32.output)
+        steps = [float(re.search(r"^step +([\d.]+) ms", job.output, re.M)[1]) for job in (same, tf32)]
+        self.assertLess(steps[1], 0.6 * steps[0], "attention stays f32's")
+        job = simulate("epyc-2core.toml", "tf32")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("gemm.tf32 is not given", job.output)
+        self.assertIn("flop a rank in f32 with tf32 products\n",
+                      self.run_ok("check", deck, "--ranks", 8, "--set", "precision.compute=f32",
+                                  "--set", "run.backend=cuda", "--set", "precision.matmul=tf32"))
+
     def test_a_search_finds_the_fastest_layout(self):
         """None of those that can be written down for four ranks is faster, what is printed is what
         simulate says of it, and a budget that nothing fits is said."""

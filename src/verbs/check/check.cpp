@@ -14,6 +14,7 @@
 #include "setup/generation.hpp"
 #include "setup/groups.hpp"
 #include "setup/inputs.hpp"
+#include "setup/products.hpp"
 #include "setup/shapes.hpp"
 #include "setup/traffic.hpp"
 
@@ -134,10 +135,11 @@ void report(const LayoutOptions& layout) {
   const deck::Deck& deck = checked.deck();
   const plan::PlanShape& step = checked.planner.shapes.front();
   const std::int64_t global = step.micro_batches * step.micro * checked.mesh().batch_ranks();
-  fmt::print("parameters {}; a step: {} of {}, {} a rank, {:.4g} flop a rank\n",
+  fmt::print("parameters {}; a step: {} of {}, {} a rank, {:.4g} flop a rank in {}\n",
              model::parameter_count(checked.planner.inputs.model.units),
              count_text(global, "sequence"), step.sequence,
-             count_text(checked.micro_batches(), "micro-batch", "micro-batches"), checked.flop());
+             count_text(checked.micro_batches(), "micro-batch", "micro-batches"), checked.flop(),
+             setup::types_text(deck.precision));
   if (const Planner& p = checked.planner; !p.open.empty()) {
     fmt::print(
         "planned with {}, which needs most memory; a run measures its links when it starts, and "
@@ -145,8 +147,8 @@ void report(const LayoutOptions& layout) {
         setup::open_keys(p.as_given, setup::traffic_of(p.loaded.deck)));
   }
   fmt::print("{}{}{}{}", deck::remarks_text(checked.planner.loaded),
-             setup::groups_text(deck) + setup::adapter_text(deck), plans_text(checked),
-             data_text(checked.planner.loaded));
+             setup::groups_text(deck) + setup::adapter_text(deck),
+             plans_text(checked), data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.largest_rank().ledger;
   setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));

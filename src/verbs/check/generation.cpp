@@ -80,8 +80,9 @@ std::string bound_text(const Pass& last, const plan::OffloadInputs& offload) {
 }  // namespace
 
 std::string generation_text(const LayoutOptions& layout, const std::string& machine_file) {
-  const deck::Machine machine = deck::load_machine(machine_file);
-  const Planner p = make_planner(on_machine(layout, machine), true);
+  const deck::Machine given = deck::load_machine(machine_file);
+  const Planner p = make_planner(on_machine(layout, given), true);
+  const deck::Machine machine = given.multiplying(p.loaded.deck.precision.matmul);
   check_generates(p, layout);
   const deck::Deck& deck = p.loaded.deck;
   const std::int64_t has = device_memory(deck, machine);

@@ -8,6 +8,7 @@
 #include "plan/prediction/items.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
+#include "setup/products.hpp"
 #include "setup/traffic.hpp"
 #include "verbs/bounds.hpp"
 
@@ -64,8 +65,9 @@ void print_other_shapes(const Planner& p, const deck::Machine& machine) {
   }
 }
 
-void report(const LayoutOptions& layout, const deck::Machine& machine, bool items) {
+void report(const LayoutOptions& layout, const deck::Machine& given, bool items) {
   Planner p = make_planner(layout);
+  const deck::Machine machine = given.multiplying(p.loaded.deck.precision.matmul);
   if (p.open.empty()) setup::check_traffic(p.loaded, p.inputs.layout.node_of);
   const std::string settled = settle_traffic(p, machine);
   const plan::PlanShape& shape = p.shapes.front();
@@ -78,7 +80,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine, bool item
              count_text(layout.ranks, "rank"), machine.name, count_text(layout.nodes, "node"),
              to_string(p.inputs.layout.mesh), p.inputs.sharding.stage,
              count_text(shape.micro_batches, "micro-batch", "micro-batches"), shape.micro,
-             to_string(p.inputs.numerics.compute));
+             setup::types_text(deck.precision));
   if (!settled.empty()) fmt::print("{}\n", settled);
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
