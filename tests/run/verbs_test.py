@@ -514,6 +514,21 @@ class Verbs(RunTest):
                       self.run_ok("check", deck, "--ranks", 8, "--set", "precision.compute=f32",
                                   "--set", "run.backend=cuda", "--set", "precision.matmul=tf32"))
 
+    def test_check_says_what_a_long_plan_costs(self):
+        deck = self.deck("tiny", tiny_deck(self.corpus, parallel__tensor=1, parallel__pipeline=1))
+        said = r"(?m)^the plan of a step of (\d+) micro-batches: (\d+) visits of units, (\S+) operations, " \
+               r"(\S+ .iB) of the host's memory a rank, about (\S+) s to make and prove"
+
+        def check(micro_batches):
+            return self.run_ok("check", deck, "--ranks", 1, "--set",
+                               f"batch.global={micro_batches}", "--set", "batch.micro=1")
+
+        self.assertNotRegex(check(64), said)
+        short, long = (re.search(said, check(n)) for n in (128, 512))
+        self.assertEqual((short[1], long[1]), ("128", "512"))
+        self.assertEqual(int(long[2]), 4 * int(short[2]))
+        self.assertAlmostEqual(float(long[3]) / float(short[3]), 4, delta=0.2)
+
     def test_a_search_finds_the_fastest_layout(self):
         """None of those that can be written down for four ranks is faster, what is printed is what
         simulate says of it, and a budget that nothing fits is said."""

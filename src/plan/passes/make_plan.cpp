@@ -87,10 +87,12 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
 
 }  // namespace
 
+std::int64_t visits_of(const PlanInputs& in, const PlanShape& shape) {
+  return shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline);
+}
+
 bool is_too_long(const PlanInputs& in, const PlanShape& shape) {
-  // Some stage has that many units.
-  return shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline) >
-         kMostVisits;
+  return visits_of(in, shape) > kMostVisits;
 }
 
 Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {

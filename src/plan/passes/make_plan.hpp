@@ -9,6 +9,8 @@ namespace tessera::plan {
 
 /// All passes; the result has passed check().
 Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
+/// How often a micro-batch visits a unit in a step of the stage that has most.
+std::int64_t visits_of(const PlanInputs& inputs, const PlanShape& shape);
 /// Whether a step has too many micro-batches for one plan: making it throws DeckError.
 bool is_too_long(const PlanInputs& inputs, const PlanShape& shape);
 /// The same without the last pass, place_waits, and without check(): for those who compare many

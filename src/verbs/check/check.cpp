@@ -9,6 +9,7 @@
 #include "deck/codec.hpp"
 #include "deck/ranks.hpp"
 #include "deck/remarks.hpp"
+#include "plan/prediction/size.hpp"
 #include "setup/adapters.hpp"
 #include "setup/budget.hpp"
 #include "setup/generation.hpp"
@@ -17,6 +18,7 @@
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
 #include "setup/traffic.hpp"
+#include "train/execution/executor.hpp"
 
 namespace tessera::verbs {
 
@@ -63,6 +65,8 @@ Checked planned(const LayoutOptions& layout) {
 
 /// Visits of a unit by a micro-batch that are planned and proved within some seconds.
 constexpr std::int64_t kSoon = 1 << 15;
+/// Micro-batches of a step of which it is said what planning them costs.
+constexpr std::int64_t kMany = 100;
 
 /// Tells who waits for large plans why, before they are made. Those that are too large are refused
 /// at once.
@@ -71,9 +75,7 @@ void announce(const Checked& checked, std::size_t places) {
   std::int64_t visits = 0, longest = 0;
   for (const plan::PlanShape& shape : checked.planner.shapes) {
     if (plan::is_too_long(in, shape)) return;
-    const std::int64_t of =
-        shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline);
-    visits += of * static_cast<std::int64_t>(places);
+    visits += plan::visits_of(in, shape) * static_cast<std::int64_t>(places);
     longest = std::max(longest, shape.micro_batches);
   }
   if (visits <= kSoon) return;
@@ -81,6 +83,21 @@ void announce(const Checked& checked, std::size_t places) {
       "tessera: {} visits of the model's {} units by micro-batches are planned and proved, {} a "
       "step: this takes a while; a larger batch.micro makes it short\n",
       visits, std::ssize(in.model.units), count_text(longest, "micro-batch", "micro-batches")));
+}
+
+/// What the plan of a step of many micro-batches costs a rank's host.
+std::string plan_text(const Checked& checked) {
+  const plan::PlanInputs& in = checked.planner.inputs;
+  const plan::PlanShape& step = checked.planner.shapes.front();
+  if (step.micro_batches < kMany) return "";
+  const plan::PlanSize size = plan::size_of_step(in, step, checked.largest_rank().place);
+  // Operations with real addresses, beside those of the plan.
+  const double bound = size.operations * static_cast<double>(sizeof(train::BoundPlan::BoundOp));
+  return fmt::format(
+      "the plan of a step of {}: {} visits of units, {:.4g} operations, {} of the host's memory a "
+      "rank, about {:.1f} s to make and prove; a larger batch.micro makes it shorter\n",
+      count_text(step.micro_batches, "micro-batch", "micro-batches"), plan::visits_of(in, step),
+      size.operations, human_bytes(static_cast<std::int64_t>(size.bytes + bound)), size.seconds);
 }
 
 void survey(Checked& checked, const std::vector<MeshPlace>& places) {
@@ -148,7 +165,7 @@ void report(const LayoutOptions& layout) {
   }
   fmt::print("{}{}{}{}", deck::remarks_text(checked.planner.loaded),
              setup::groups_text(deck) + setup::adapter_text(deck),
-             plans_text(checked), data_text(checked.planner.loaded));
+             plans_text(checked) + plan_text(checked), data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.largest_rank().ledger;
   setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
