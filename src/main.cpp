@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/launcher.hpp"
+#include "core/clock.hpp"
 #include "core/ending.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
@@ -56,11 +57,12 @@ ExitCode answer_usage(CLI::App& app, const CLI::ParseError& error) {
 }
 
 ExitCode run_on_ranks(const verbs::Verb& verb, int* argc, char*** argv) {
+  const auto begin = SteadyClock::now();
   const comm::MpiSession mpi(argc, argv);
   const comm::Control control;
   train::Whereabouts whereabouts;
   guard::Watchdog watchdog(mpi.rank());
-  const train::Job job{mpi, control, whereabouts, watchdog};
+  const train::Job job{mpi, control, whereabouts, watchdog, seconds_since(begin)};
   try {
     return verb.run_on_ranks(job);
   } catch (const AgreedError& e) {  // every rank has it: one speaks for all, and all leave in order

@@ -54,6 +54,8 @@ class Streams {
   virtual Times finish() = 0;
   /// Lets go of what is kept of steps of this key, between steps: another key may be equal to it.
   virtual void forget(const void* /*key*/) {}
+  /// Seconds that it took so far to record steps, where they are recorded to be repeated.
+  virtual double recording_seconds() const { return 0; }
 };
 
 }  // namespace tessera::streams

@@ -13,6 +13,7 @@ struct Job {
   const comm::Control& control;
   Whereabouts& whereabouts;
   guard::Watchdog& watchdog;
+  double mpi_seconds = 0;  // that it took to start MPI, and what watches the ranks
 };
 
 }  // namespace tessera::train

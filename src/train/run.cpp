@@ -84,11 +84,13 @@ void Run::take_directory() {
 
 void Run::open_engine() {
   Hardware hardware(deck, job, deck::draws_answers(deck.task.kind));
+  start_times.ended(StartStage::device);
   loaded.deck.zero.prefetch =
       setup::prefetch_of(deck, job.mpi.node_of(), computes_on(hardware.backend).nccl);
   const SettledTraffic settled = settle_traffic(loaded, job, hardware, directory);
   traffic = settled.what;
   gemm_rate = settled.gemm_rate;
+  start_times.ended(StartStage::traffic);
   try {
     engine.emplace(loaded, job,
                    setup::training_shapes(deck, setup::mesh_of(deck, control.size()).batch_ranks()),
@@ -97,6 +99,7 @@ void Run::open_engine() {
     if (!traffic.empty()) e.add_context(traffic);
     throw;
   }
+  start_times.add(engine->start_times());
   control.together([&] {
     if (control.rank() == 0) keep_traffic(settled, directory);
   });

@@ -14,6 +14,7 @@
 #include "train/evaluation.hpp"
 #include "train/execution/engine.hpp"
 #include "train/report/run_directory.hpp"
+#include "train/start_times.hpp"
 #include "train/state/starting_state.hpp"
 
 namespace tessera::train {
@@ -58,6 +59,7 @@ struct Run {
   std::string traffic;   // how what the deck left open was settled, for people
   double gemm_rate = 0;  // of a rank in flop/s, where settling it took measuring; 0: not known
   std::optional<Engine> engine;
+  StartTimes start_times;     // of this start
   plan::ArenaBytes beside{};  // of models beside the run's: those that are asked, and a critic
 };
 

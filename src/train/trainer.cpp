@@ -28,12 +28,14 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
 void Trainer::start() {
   const deck::Deck& deck = run_.deck;
   const comm::Control& control = run_.control;
+  run_.start_times.add(StartStage::mpi, run_.job.mpi_seconds);
   run_.open_data();
   std::optional<std::filesystem::path> tokenizer;  // of the data, or else of the model
   control.together([&] {
     if (control.rank() == 0)
       tokenizer = data::common_tokenizer(run_.loaded, data::tokenizers_of_run(deck));
   });
+  run_.start_times.ended(StartStage::data);
   run_.take_directory();
   run_.open_engine();
   control.together(
@@ -42,18 +44,23 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
+  run_.start_times.ended(StartStage::other);
   open_tokens();
+  run_.start_times.ended(StartStage::data);
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *tokens_);
   report_.start();
   if (!run_.traffic.empty())
     run_.log.record("traffic   " + run_.traffic, {{"event", "traffic"}, {"what", run_.traffic}});
   report_.clocks();
+  run_.start_times.ended(StartStage::other);
   run_.engine->tune(run_.directory, true,
                     [&](const std::string& line) { run_.log.say("kernels   " + line); });
+  run_.start_times.ended(StartStage::tuning);
   faults_->announce(run_.log);
   if (!run_.unnamed_classes.empty()) run_.log.say("note: " + printable(run_.unnamed_classes));
   start_or_resume();
+  run_.start_times.ended(StartStage::parameters);
   check_switch();
   control.together([&] {
     if (control.rank() != 0) return;
@@ -64,6 +71,8 @@ void Trainer::start() {
       io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
     if (run_.labels) io::write_label_names(run_.directory / "labels.json", *run_.labels);
   });
+  run_.start_times.ended(StartStage::other);
+  report_.started();
 }
 
 void Trainer::open_tokens() {
@@ -332,6 +341,7 @@ StepResult Trainer::finish_step(const plan::Plan& plan, const StepOutput& output
 void Trainer::after_step(const StepResult& result) {
   if (run_.lock) run_.lock->check();
   report_.step(result, guards_->judge_speed(result.times));
+  report_.recorded();
   keep_answers();
   run_.course.scaler.update(!result.applied);
   guards_->judge(result);

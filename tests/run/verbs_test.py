@@ -249,6 +249,23 @@ class Verbs(RunTest):
         for name in ("resolved.toml", "plan.txt", "log.txt", "lock"):
             self.assertTrue((self.dir / "run" / name).is_file(), name)
 
+    def test_a_start_says_what_its_stages_took(self):
+        deck = self.deck("timed", tiny_deck(self.corpus, run__steps=2))
+        output = self.run_ok("train", deck, ranks=2)
+        stages = ("MPI", "data", "device", "traffic", "groups", "plans", "memory", "tuning",
+                  "parameters", "other")
+        line = re.search(r"start     ([\d.]+) s: " +
+                         ", ".join(rf"{stage} ([\d.]+)" for stage in stages), output)
+        self.assertIsNotNone(line, output)
+        seconds = [float(x) for x in line.groups()]
+        self.assertAlmostEqual(seconds[0], sum(seconds[1:]), delta=0.06, msg="each is rounded")
+        self.assertLess(output.index(line[0]), output.index("step 1/2"))
+        event, = (e for e in metrics.read_events(self.dir / "timed") if e["event"] == "started")
+        self.assertEqual(tuple(event["stages"]), stages)
+        self.assertAlmostEqual(event["seconds"], sum(event["stages"].values()), places=9)
+        self.assertGreater(event["stages"]["MPI"], 0)
+        self.assertGreater(event["stages"]["plans"], 0)
+
     def test_the_resolved_deck_is_the_same_run(self):
         want = self.train(2, self.deck("first", tiny_deck(self.corpus)))
         resolved = self.dir / "second.toml"

@@ -351,6 +351,7 @@ Times CudaStreams::finish() {
     // of the launch.
     CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
     now_->graph.reset(made);
+    recording_ += seconds_since(begin_);
     // While large operations are recorded, NCCL copies what they need to the GPU on a stream of its
     // own, for which a graph does not wait.
     CUDA_TRY(cudaDeviceSynchronize());

@@ -35,6 +35,7 @@ class CudaStreams : public Streams {
   void run(const Work& work, const std::function<void()>& f) override;
   Times finish() override;
   void forget(const void* key) override { graphs_.erase(key); }
+  double recording_seconds() const override { return recording_; }
 
  private:
   /// How many pieces of the host's work are complete, by stream, for the GPU to wait for: memory
@@ -121,6 +122,7 @@ class CudaStreams : public Streams {
   std::size_t used_events_ = 0;
   std::map<const void*, StepGraph> graphs_;  // by key; without a graph until the step is recorded
   StepGraph once_;                           // of steps that are not repeated
+  double recording_ = 0;                     // s
   StepGraph* now_ = nullptr;
   Mode mode_ = Mode::idle;
   bool every_work_ = false;

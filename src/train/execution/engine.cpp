@@ -45,15 +45,19 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   place_ = inputs_.layout.mesh.place_of(mpi.rank());
   device_memory_before_ = tier().device_memory().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
+  start_times_.ended(StartStage::groups);
   make_plans(shapes);
+  start_times_.ended(StartStage::plans);
   allocate(mpi);
   state_.emplace(inputs_, place_, arenas_);
+  start_times_.ended(StartStage::memory);
   streams_ = backend_.make_streams();
   control_.together([&] { start_host_team(); });
   executor_.emplace(
       *backend_.device,
       Executor::StartKernels{.on_device = backend_.start_beside, .on_host = backend_.start_on_host},
       tiers(), groups_, *streams_, inputs_, job.whereabouts);
+  start_times_.ended(StartStage::device);
 }
 
 /// A step's plan, that with a snapshot, those of the next phase, of evaluation and flush; some

@@ -16,6 +16,7 @@
 #include "setup/inputs.hpp"
 #include "train/execution/executor.hpp"
 #include "train/job.hpp"
+#include "train/start_times.hpp"
 #include "train/state/model_state.hpp"
 
 namespace tessera::train {
@@ -57,6 +58,10 @@ class Engine {
   void tune(const std::filesystem::path& directory, bool timed,
             const std::function<void(const std::string&)>& say);
 
+  /// What making it took.
+  const StartTimes& start_times() const { return start_times_; }
+  /// Seconds that the device has taken so far to record steps that it repeats.
+  double recording_seconds() const { return streams_->recording_seconds(); }
   const plan::PlanInputs& inputs() const { return inputs_; }
   const MeshPlace& place() const { return place_; }
   std::int64_t batch_ranks() const { return inputs_.layout.mesh.batch_ranks(); }
@@ -162,6 +167,7 @@ class Engine {
   std::unique_ptr<memory::DiskTier> disk_tier_;               // absent where nothing is on disks
   Arenas arenas_;
   std::int64_t in_use_before_ = 0, resident_before_ = 0;
+  StartTimes start_times_;
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::vector<float> parts_of_logits_;  // of a pass, as its plan has them

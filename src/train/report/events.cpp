@@ -34,6 +34,12 @@ constexpr EventField kStartFields[] = {
     {"parameters", "", "of the model, without padding"},
     {"predicted_bytes", "bytes", "of all arenas of rank 0"},
     {"arena_bytes", "bytes", "by pipeline stage, of the rank with most: each arena"}};
+constexpr EventField kStartedFields[] = {
+    {"seconds", "s", "of the whole start"},
+    {"stages", "s", "what each stage took rank 0, in their order"}};
+constexpr EventField kRecordedFields[] = {
+    {"step", "", "during which that was"},
+    {"seconds", "s", "that the GPU's driver took rank 0 for it, part of the step's time"}};
 constexpr EventField kTrafficFields[] = {{"what", "", "the choice, and why"}};
 constexpr EventField kClocksFields[] = {{"rank", "", "the first whose clock differs from rank 0's"},
                                         {"ahead_s", "s", "by how much its clock is ahead"}};
@@ -209,6 +215,8 @@ constexpr EventField kEndFields[] = {
 
 constexpr EventKind kKinds[] = {
     {"start", "A job has opened the run directory and made its plans", kStartFields},
+    {"started", "A start is over, and the first step begins", kStartedFields},
+    {"recorded", "A step was recorded as a graph, which later ones launch", kRecordedFields},
     {"traffic", "Keys about ZeRO's traffic that were \"auto\" are settled", kTrafficFields},
     {"clocks", "The clocks of two nodes differ by ten seconds or more", kClocksFields},
     {"resume", "The run goes on from a checkpoint", kResumeFields},

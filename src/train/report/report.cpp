@@ -235,6 +235,24 @@ void Report::say_notes() const {
   }
 }
 
+void Report::started() const {
+  const StartTimes& times = run_.start_times;
+  nlohmann::ordered_json stages;
+  for (const auto& [stage, word] : EnumWords<StartStage>::table)
+    stages[std::string(word)] = times.of(stage);
+  run_.log.record("start     " + times.text(),
+                  {{"event", "started"}, {"seconds", times.total()}, {"stages", stages}});
+}
+
+void Report::recorded() {
+  const double before = std::exchange(recording_, run_.engine->recording_seconds());
+  if (recording_ == before) return;
+  const std::int64_t step = run_.course.progress.step;
+  run_.log.record(
+      fmt::format("step {} was recorded, to be repeated, in {:.2f} s", step, recording_ - before),
+      {{"event", "recorded"}, {"step", step}, {"seconds", recording_ - before}});
+}
+
 void Report::clocks() const {
   constexpr double kSameTime = 10;  // seconds
   run_.control.barrier();

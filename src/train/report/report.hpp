@@ -27,6 +27,11 @@ class Report {
   // Collective, but for resume():
   /// The start-up block: what runs where, over which data, in how much memory.
   void start() const;
+  /// The start is over: what its stages took.
+  void started() const;
+  /// After a step: what it took the device since the step before to record steps that it repeats,
+  /// where it does.
+  void recorded();
   /// Nodes' clocks matter to people who read logs of several, and to run.deadline: says where they
   /// disagree.
   void clocks() const;
@@ -67,6 +72,7 @@ class Report {
   std::int64_t first_step_ = 1;  // of this start
   StepTimes steps_;              // of this start, in all
   std::int64_t skips_ = 0;
+  double recording_ = 0;  // s, as reported
   Spent evaluations_;
   SteadyClock::time_point begin_ = SteadyClock::now();  // of this start's training
   std::int64_t steps_done_ = 0;                         // in this start
