@@ -1,7 +1,5 @@
 #include "plan/prediction/size.hpp"
 
-#include <algorithm>
-
 #include "core/clock.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/passes/weave.hpp"
@@ -46,15 +44,17 @@ std::int64_t held_bytes(const Plan& plan) {
 }
 
 PlanSize size_of_step(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
-  const std::int64_t round = schedule_round(in), few = 2 * round, more = 4 * round;
+  const std::int64_t round = schedule_round(in), few = 4 * round, more = 8 * round;
   if (shape.micro_batches <= more) return measured(in, shape, shape.micro_batches, place);
   const PlanSize a = measured(in, shape, few, place), b = measured(in, shape, more, place);
   const double times =
       static_cast<double>(shape.micro_batches - more) / static_cast<double>(more - few);
   const auto continued = [&](double PlanSize::*of) { return b.*of + times * (b.*of - a.*of); };
-  return {.operations = continued(&PlanSize::operations),
-          .bytes = continued(&PlanSize::bytes),
-          .seconds = std::max(continued(&PlanSize::seconds), b.seconds)};
+  PlanSize size{.operations = continued(&PlanSize::operations),
+                .bytes = continued(&PlanSize::bytes)};
+  // Of times a difference would be mostly noise.
+  size.seconds = b.seconds * size.operations / b.operations;
+  return size;
 }
 
 }  // namespace tessera::plan
