@@ -1100,7 +1100,7 @@ constexpr SchemaRow kRows[] = {
         "budget of the device tier; auto: what the device has free. On a GPU attention's gradients "
         "are cuDNN's where it needs no more than a 32nd of that for a sample's scores; auto: of "
         "80 GB",
-        {.limits = at_least(1), .unit = "bytes"}),
+        {.limits = at_least(1), .unit = "bytes", .on_resume = event}),
     row<&Deck::memory, &MemorySection::host>(
         "memory.host", "budget of a rank's part of the host tier; auto: what the node has free",
         {.limits = at_least(1), .unit = "bytes"}),
