@@ -18,11 +18,11 @@ enum class Write : std::uint8_t { overwrite, add };
 constexpr Access access_of(Write w) { return w == Write::add ? Access::update : Access::write; }
 
 /// Inverted dropout: element e of sample g is kept when random_half(key, g, e) >= p 2^16, then
-/// scaled by 1 / (1 - p), with p rounded to a multiple of 2^-16 above 0. `samples` holds the global index g of each of the B samples (i64), so the
-/// mask does not depend on layout or micro-batch; e is the element's position within its sample,
-/// `first` that of the view's first element, which is not 0 where a rank has only some of the
-/// positions or heads. p = 0: none. In place of that, `jitter` e multiplies each element with a
-/// number of [1 - e, 1 + e], 1 - e + 2 e u of random_bits (Fedus et al. 2021, input jitter).
+/// scaled by 1 / (1 - p), with p rounded to a multiple of 2^-16 above 0. `samples` holds the global
+/// index g of each of the B samples (i64), so the mask does not depend on layout or micro-batch; e
+/// is the element's position within its sample, `first` that of the view's first element, not 0
+/// where a rank has only some of the positions or heads. p = 0: none. In place of that, `jitter` e
+/// multiplies each element with 1 - e + 2 e u of random_bits (Fedus et al. 2021, input jitter).
 struct Dropout {
   float p = 0;
   float jitter = 0;

@@ -285,7 +285,9 @@ Machine Machine::multiplying(Matmul matmul) const {
   if (matmul != Matmul::tf32) return *this;
   if (gemm_tf32.empty()) {
     throw DeckError(fmt::format(
-        "{}: gemm.tf32 is not given: measure it, or set precision.matmul = \"same\"", file));
+        "{}: gemm.tf32 is not given, which bench machine does not measure: give the rates that the "
+        "GPU's maker tells, or set precision.matmul = \"same\"",
+        file));
   }
   Machine with = *this;
   with.gemm[DType::f32] = gemm_tf32;

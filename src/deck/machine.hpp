@@ -66,7 +66,8 @@ struct Machine {
   /// bytes/s of another operation: where the file does not say, of memory.
   double kernel_rate(DType type, const std::string& operation) const;
   /// This machine with `precision.matmul`: TF32 gives products of f32, and MFU, rates of their own;
-  /// attention in f32 is computed without it. Throws DeckError where the file does not have them.
+  /// attention in f32 is computed without it, at attention.f32, or where that is not given at the
+  /// same rate as products. Throws DeckError where the file does not have them.
   Machine multiplying(Matmul matmul) const;
 
  private:

@@ -710,10 +710,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::rollout, &RolloutSection::tokens>(
         "rollout.tokens", "of an answer, at most",
         {.limits = kLength, .unset = "none; grpo and ppo need it", .on_resume = event}),
-    row<&Deck::rollout, &RolloutSection::slots>(
-        "rollout.slots",
-        "sequences that a data rank goes on with at once; each has keys and values in memory",
-        {.limits = between(1, 4096), .on_resume = event}),
+    row<&Deck::rollout, &RolloutSection::slots>("rollout.slots",
+                                                "sequences that a data rank goes on with at once",
+                                                {.limits = between(1, 4096), .on_resume = event}),
     row<&Deck::rollout, &RolloutSection::cache_tokens>(
         "rollout.cache_tokens",
         "tokens of all these sequences together that there is room for; those for whose prompt "

@@ -29,6 +29,11 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
         "the \"host\"");
   else if (deck.offload.optimizer_share < 1)
     all.emplace_back("a larger offload.optimizer_share");
+  if (deck::draws_answers(deck.task.kind)) {
+    all.emplace_back("fewer rollout.cache_tokens or rollout.slots");
+    if (deck.offload.cache == deck::CacheTier::none)
+      all.emplace_back("offload.cache = \"host\" of a GPU");
+  }
   all.emplace_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }
@@ -60,6 +65,8 @@ static void check_host(const deck::LoadedDeck& loaded, const plan::ArenaBytes& b
     remedies.emplace_back("checkpoint.async = false");
   if (loaded.deck.offload.uses(deck::OffloadTier::host))
     remedies.emplace_back("\"nvme\" in place of \"host\" in [offload]");
+  if (loaded.deck.offload.cache == deck::CacheTier::host)
+    remedies.emplace_back("fewer rollout.cache_tokens or rollout.slots");
   remedies.emplace_back("more data ranks with zero.stage 1 to 3");
   throw MemoryError(fmt::format(
       "a rank needs {} in arena host (snapshots for checkpoints, what is offloaded), {} more than "

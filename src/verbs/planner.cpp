@@ -58,12 +58,18 @@ Planner make_planner(const LayoutOptions& layout, bool generates) {
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
   const deck::Deck& deck = p.loaded.deck;
+  const auto memory_of_run = deck.memory.device;
+  if (!layout.device_memory.empty()) {
+    std::vector<std::string> sets = layout.deck.sets;
+    sets.push_back("memory.device=\"" + layout.device_memory + "\"");
+    p.loaded = deck::load_deck(layout.deck.path, sets, setup::read_architecture);
+  }
   for (int i = 0; i < cores_each(alone); ++i) {
     auto planning =
         backend::make_planning_device({.kind = deck.run.backend,
                                        .threads = threads,
                                        .few_rows = generates || deck::draws_answers(deck.task.kind),
-                                       .memory = deck.memory.device});
+                                       .memory = memory_of_run});
     p.devices.push_back(std::move(planning.device));
     p.nccl = planning.nccl;
     p.device_is_host = planning.device_is_host;

@@ -15,6 +15,9 @@ namespace tessera::verbs {
 struct LayoutOptions {
   DeckOptions deck;
   std::int64_t ranks = 1, nodes = 1;
+  /// In the place of memory.device as a budget alone; empty: the deck's. Plans are those of the
+  /// deck as it is.
+  std::string device_memory;
   int threads = 0;  // of each rank; 0: as if this machine were one of the nodes
   void add_to(CLI::App& app);
 };

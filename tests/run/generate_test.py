@@ -275,8 +275,10 @@ class Layouts(Generate):
             deck = tiny_deck(self.dir / "data", **{**MODELS[name], "model__vocab": 256, "model__context": 192,
                                                    "run__steps": 30, "optimizer__lr": 0.01})
             self.train(1, self.deck(name, deck))
-            for i, (ranks, sets) in enumerate(((1, ()), (2, ()), (2, ("parallel.pipeline=2",)),
-                                               (2, ("zero.stage=3",)), (1, ('offload.cache="host"',)))):
+            # The debug back end has memory of its own beside the host's.
+            for i, (ranks, sets) in enumerate((
+                    (1, ()), (2, ()), (2, ("parallel.pipeline=2",)), (2, ("zero.stage=3",)),
+                    (1, ('run.backend="debug"',)), (1, ('run.backend="debug"', 'offload.cache="host"')))):
                 all_of = self.generate(name, f"{i}_all", ranks, sets, "--log-probabilities", batch=6)
                 for room in (192, 320, 10**6):
                     with self.subTest(name=name, sets=sets, room=room):

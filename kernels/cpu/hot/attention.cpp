@@ -9,7 +9,7 @@ namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
 constexpr float kMasked = -__builtin_inff();
-static_assert(kBlockRows <= kMostBlockRows);
+static_assert(kBlockRows <= kMostBlockRows && kPageTokens % kTile == 0);
 
 /// Of an Attention or its backward.
 template <typename Operation>
@@ -323,11 +323,10 @@ void forward_query(const Attention& a, const AttentionUnit& unit, const ForwardS
   const std::int64_t query = of.first_query, dim = a.shape.head_dim,
                      kv_head = a.shape.kv_head_of(unit.head);
   const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
-  const Range document = part.document_of(documents, unit.sample, query);
-  const Range seen =
-      sight_of(a.shape.mask, a.shape.window, part.tokens).keys_of(query, part.keys_of(document));
+  const Range keys = part.keys_of(part.document_of(documents, unit.sample, query));
+  const Range seen = sight_of(a.shape.mask, a.shape.window, part.tokens).keys_of(query, keys);
   for (std::int64_t s = seen.begin, count = 0; s < seen.end; s += count) {
-    count = at_most(kTile - s % kTile, seen.end - s);
+    count = at_most(kTile - (s - keys.begin) % kTile, seen.end - s);
     const int vecs = static_cast<int>(ceil_div(count, kLanes));
     const std::int64_t row = of.row(s);
     score_keys(rows_of_head(a.k, row, count, kv_head, dim), x.q, x.scores);

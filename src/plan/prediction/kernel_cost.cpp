@@ -104,8 +104,8 @@ struct CostOfKernel {
     }
   }
   /// Rates of fp8 products have the conversion of a cube's two operands in them. Seconds that
-  /// the operands of this one, which are of other sizes, take more: each is read for its largest
-  /// magnitude, then read again and written as codes.
+  /// the operands of this one, which are of other sizes, take more, or less where they are
+  /// fewer: each is read for its largest magnitude, then read again and written as codes.
   template <typename Args>
   double conversion_beyond_cube(const Args& args) const {
     const auto [left, right] = operands_of(args);

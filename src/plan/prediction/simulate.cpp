@@ -115,14 +115,18 @@ struct CostOf {
     return of_node / static_cast<double>(plan.group(MeshGroup::world).local);
   }
   /// Of what the device reads and writes in the host's memory: caches, beside which a call has few
-  /// bytes.
+  /// bytes. Each query head reads keys and values for itself, anew for every kPageTokens queries.
   double seconds_of_bus(const kernels::KernelCall& call) const {
     bool through = false;
     kernels::visit_views(call, [&](const View& v, kernels::Access) {
       through = through || where(v) == Location::host;
     });
-    return through && machine.host ? machine.host->latency + bytes_of(call) / machine.host->rate
-                                   : 0;
+    if (!through || !machine.host) return 0;
+    double times = 1;
+    if (const auto* a = std::get_if<kernels::Attention>(&call))
+      times = static_cast<double>(a->shape.heads * kernels::pages_of(a->q.extent(1))) /
+              static_cast<double>(a->shape.kv_heads);
+    return machine.host->latency + times * bytes_of(call) / machine.host->rate;
   }
   /// `messages` of each class one after the other, classes side by side.
   OpCost transfer(const comm::WireBytes& bytes, const comm::WireBytes& messages) const {

@@ -674,7 +674,9 @@ void check_locations(const Plan& plan) {
     if (loads || std::holds_alternative<Copy>(op.call)) continue;
     for (const BufferUse& use : uses_of(op)) {
       const Buffer& b = plan.buffer(use.buffer);
-      if (b.location != op.location && b.purpose != BufferPurpose::cache)
+      const bool cache_on_host = b.purpose == BufferPurpose::cache &&
+                                 b.location == Location::host && op.location == Location::device;
+      if (b.location != op.location && !cache_on_host)
         reject(plan, i, fmt::format("uses {} on the {}", b.name, enum_word(b.location)));
     }
   }

@@ -38,8 +38,8 @@ constexpr EventField kStartedFields[] = {
     {"seconds", "s", "of the whole start"},
     {"stages", "s", "what each stage took rank 0, in their order"}};
 constexpr EventField kRecordedFields[] = {
-    {"step", "", "during which that was"},
-    {"seconds", "s", "that the GPU's driver took rank 0 for it, part of the step's time"}};
+    {"step", "", "during which that was, or since the one before"},
+    {"seconds", "s", "that the GPU's driver took rank 0 for it"}};
 constexpr EventField kTrafficFields[] = {{"what", "", "the choice, and why"}};
 constexpr EventField kClocksFields[] = {{"rank", "", "the first whose clock differs from rank 0's"},
                                         {"ahead_s", "s", "by how much its clock is ahead"}};
@@ -216,7 +216,8 @@ constexpr EventField kEndFields[] = {
 constexpr EventKind kKinds[] = {
     {"start", "A job has opened the run directory and made its plans", kStartFields},
     {"started", "A start is over, and the first step begins", kStartedFields},
-    {"recorded", "A step was recorded as a graph, which later ones launch", kRecordedFields},
+    {"recorded", "Plans were recorded as graphs, which later steps and passes launch",
+     kRecordedFields},
     {"traffic", "Keys about ZeRO's traffic that were \"auto\" are settled", kTrafficFields},
     {"clocks", "The clocks of two nodes differ by ten seconds or more", kClocksFields},
     {"resume", "The run goes on from a checkpoint", kResumeFields},

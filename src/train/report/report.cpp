@@ -248,9 +248,9 @@ void Report::recorded() {
   const double before = std::exchange(recording_, run_.engine->recording_seconds());
   if (recording_ == before) return;
   const std::int64_t step = run_.course.progress.step;
-  run_.log.record(
-      fmt::format("step {} was recorded, to be repeated, in {:.2f} s", step, recording_ - before),
-      {{"event", "recorded"}, {"step", step}, {"seconds", recording_ - before}});
+  run_.log.record(fmt::format("step {}: plans were recorded, to be repeated, in {:.2f} s", step,
+                              recording_ - before),
+                  {{"event", "recorded"}, {"step", step}, {"seconds", recording_ - before}});
 }
 
 void Report::clocks() const {

@@ -181,8 +181,7 @@ struct CheckOptions {
 
 ExitCode print_check(const CheckOptions& o) {
   LayoutOptions layout = o.layout;
-  if (!o.device_memory.empty())
-    layout.deck.sets.push_back("memory.device=\"" + o.device_memory + "\"");
+  layout.device_memory = o.device_memory;
   if (o.schedule) {
     const bool fits = o.ranks->count() > 0;
     fmt::print("{}", schedule_text(layout.deck, fits ? std::optional(layout.ranks) : std::nullopt,

@@ -68,6 +68,7 @@ ordered_json told_of(const GenerateOptions& o, const Speaker& speaker, std::uint
           {"tokens", o.tokens},
           {"samples", o.samples},
           {"batch", o.batch},
+          {"cache_tokens", o.cache_tokens.value_or(0)},
           {"stop", o.stop},
           {"log_probabilities", o.log_probabilities},
           {"set", o.sets},
@@ -273,6 +274,31 @@ static void load(const GenerateOptions& o, const ModelSource& source, const comm
   }
 }
 
+/// Slots and pages for these prompts. DeckError where --cache-tokens has no room for one of them.
+static setup::DecoderSize size_of(const GenerateOptions& o, const deck::Deck& deck,
+                                  std::span<const Prompt> prompts) {
+  std::int64_t longest = 1;
+  std::vector<std::int64_t> most;  // tokens of each
+  for (const Prompt& prompt : prompts) {
+    most.push_back(std::min(deck.model.context, std::ssize(prompt.tokens) + o.tokens));
+    longest = std::max(longest, most.back());
+  }
+  setup::DecoderSize size = setup::decoder_size(deck, o.batch, longest);
+  if (prompts.empty()) return size;
+  if (o.cache_tokens && *o.cache_tokens < longest) {
+    throw DeckError(fmt::format(
+        "--cache-tokens {}: one sequence alone may come to {} tokens (its prompt and --tokens)",
+        *o.cache_tokens, longest));
+  }
+  // Of one prompt's samples no more go on at once than there are slots.
+  const std::int64_t at_once = std::min(o.samples, setup::decoder_shapes(size).front().slots);
+  std::vector<std::int64_t> sequences;
+  for (const std::int64_t tokens : most)
+    sequences.insert(sequences.end(), static_cast<std::size_t>(at_once), tokens);
+  size.pages = setup::pages_for(std::move(sequences), size, o.cache_tokens);
+  return size;
+}
+
 ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const train::Job& job) {
   const comm::Control& control = job.control;
   std::vector<Prompt> prompts;
@@ -283,21 +309,8 @@ ExitCode continue_prompts(const GenerateOptions& o, Speaker& speaker, const trai
     if (control.rank() == 0) Results::check_new(o.out);
     loaded = generation_deck(o, speaker.source, control.size());
     setup::check_traffic(*loaded, job.mpi.node_of());
-    const std::int64_t context = speaker.source.model.context;
-    prompts = read_prompts(o, speaker, context);
-    std::vector<std::int64_t> sequences;
-    for (const Prompt& prompt : prompts)
-      sequences.insert(sequences.end(), static_cast<std::size_t>(o.samples),
-                       std::min(context, std::ssize(prompt.tokens) + o.tokens));
-    size = setup::decoder_size(loaded->deck, o.batch,
-                               sequences.empty() ? 1 : std::ranges::max(sequences));
-    if (sequences.empty()) return;
-    if (o.cache_tokens && *o.cache_tokens < size->room) {
-      throw DeckError(fmt::format(
-          "--cache-tokens {}: one sequence alone may come to {} tokens (its prompt and --tokens)",
-          *o.cache_tokens, size->room));
-    }
-    size->pages = setup::pages_for(sequences, *size, o.cache_tokens);
+    prompts = read_prompts(o, speaker, speaker.source.model.context);
+    size = size_of(o, loaded->deck, prompts);
   });
   const auto shapes = setup::generation_shapes(loaded->deck, *size);
   std::optional<train::Engine> made;
