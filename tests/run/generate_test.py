@@ -276,15 +276,16 @@ class Layouts(Generate):
                                                    "run__steps": 30, "optimizer__lr": 0.01})
             self.train(1, self.deck(name, deck))
             # The debug back end has memory of its own beside the host's.
-            for i, (ranks, sets) in enumerate((
-                    (1, ()), (2, ()), (2, ("parallel.pipeline=2",)), (2, ("zero.stage=3",)),
-                    (1, ('run.backend="debug"',)), (1, ('run.backend="debug"', 'offload.cache="host"')))):
-                all_of = self.generate(name, f"{i}_all", ranks, sets, "--log-probabilities", batch=6)
+            for i, (ranks, sets, backend) in enumerate((
+                    (1, (), "cpu"), (2, (), "cpu"), (2, ("parallel.pipeline=2",), "cpu"),
+                    (2, ("zero.stage=3",), "cpu"), (1, (), "debug"), (1, ('offload.cache="host"',), "debug"))):
+                all_of = self.generate(name, f"{i}_all", ranks, sets, "--log-probabilities", "--backend",
+                                       backend, batch=6)
                 for room in (192, 320, 10**6):
-                    with self.subTest(name=name, sets=sets, room=room):
-                        self.assertEqual(all_of, self.generate(name, f"{i}_{room}", ranks, sets,
-                                                               "--log-probabilities", "--cache-tokens",
-                                                               room, batch=6))
+                    with self.subTest(name=name, sets=sets, backend=backend, room=room):
+                        self.assertEqual(all_of, self.generate(
+                            name, f"{i}_{room}", ranks, sets, "--log-probabilities", "--backend", backend,
+                            "--cache-tokens", room, batch=6))
         self.assertIn("--cache-tokens 100: one sequence alone may come to 164 tokens",
                       self.run_code(DECK, "generate", self.dir / "latents", "--prompts", self.prompts, "--out",
                                     self.dir / "o.jsonl", "--tokens", 12, "--cache-tokens", 100, ranks=2))
