@@ -1,4 +1,5 @@
-// Attention by cuDNN at the sizes of real models: in graphs, and beside the own kernels.
+// Attention by cuDNN at the sizes of real models: in graphs, of more samples than fit its workspace
+// at once, and beside the own kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -150,6 +151,7 @@ Apart apart(const Floats& got, const Floats& want, std::int64_t row, std::int64_
 // the number, evenly, so by 2^-8 / sqrt(3) in the mean of squares, and their signs are independent:
 // the norms of two ways part by sqrt(8 / 3) 2^-8. The f32 sums add 2^-10. Four times that is
 // allowed, 2^-5; a tile of keys left out or seen twice among 4096 makes sqrt(128 / 4096) > 2^-3.
+// (Two such ways in PyTorch, of tokens and heads as here, part by a tenth of what is allowed.)
 constexpr double kPart = 0x1p-5;
 
 /// Of each head, 128 tokens at a time: a kernel's tile.
@@ -205,6 +207,45 @@ TEST(CudnnAttention, AgreesWithTheOwnKernels) {
       ASSERT_NEAR(lse[i], want_lse[i], lse_bound(norm, s, want_lse[i])) << "lse " << i;
     expect_near(out, problem.out.numbers(), s, s.columns(), "out");
     expect_near(d_qkv, problem.d_qkv.numbers(), s, s.all_columns(), "gradients");
+  }
+}
+
+/// The backward of a call's samples first, .., of which it has `count`.
+AttentionBackward of_samples(const AttentionBackward& all, std::int64_t first, std::int64_t count) {
+  AttentionBackward part = all;
+  const std::int64_t tokens = all.q.extent(1);
+  for (View* v :
+       {&part.q, &part.k, &part.v, &part.out, &part.d_out, &part.d_q, &part.d_k, &part.d_v}) {
+    v->data += first * tokens * v->ld * size_of(v->type);
+    v->shape[0] = count;
+  }
+  part.lse = View(all.lse.data + first * all.shape.heads * tokens * size_of(DType::f32), DType::f32,
+                  {count, all.shape.heads, tokens});
+  return part;
+}
+
+// A piece has addresses of its own and the workspace of the one before. Pieces of one sample are
+// the same shape for the library as a call of one; where a piece has several, heads are computed by
+// themselves all the same.
+TEST(CudnnAttention, PiecesHaveTheBitsOfSamplesOneAtATime) {
+  for (const auto& [s, at_once] :
+       {std::pair{Sizes{3, 4096, 8, 8, 64}, 1}, std::pair{Sizes{6, 2048, 8, 2, 128}, 3}}) {
+    SCOPED_TRACE(name_of(s));
+    GpuRank gpu;
+    Problem problem(s);
+    problem.write(4), problem.forget();
+    problem.run(gpu);
+    const AttentionBackward all = problem.backward();
+    ASSERT_EQ(cuda::sdpa_plan(all, cuda::kAtOnce)->samples, at_once);
+    expect_taken(gpu, 2);
+    const std::vector<std::byte> together = problem.d_qkv.bytes();
+    for (const std::int64_t samples : {std::int64_t{at_once}, std::int64_t{1}}) {
+      problem.d_qkv.forget();
+      for (std::int64_t first = 0; first < s.samples; first += samples)
+        gpu.run(of_samples(all, first, samples));
+      EXPECT_TRUE(problem.d_qkv.bytes() == together) << samples << " at a time";
+    }
+    expect_taken(gpu, at_once == 1 ? 2 : 3);
   }
 }
 
