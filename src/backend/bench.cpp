@@ -780,7 +780,7 @@ std::vector<BenchRow> bench_kernels(const Backend& backend, const BenchOptions& 
 
 std::vector<BenchRow> bench_gemm(const Backend& backend, const BenchOptions& options) {
   Bench bench(backend, options);
-  for (const DType type : {DType::f32, DType::bf16, DType::e4m3}) {
+  for (const DType type : {DType::bf16, DType::e4m3, DType::f32}) {
     if (type == DType::e4m3 && !backend.multiplies_fp8) continue;
     bench.type(type);
     bench.squares();

@@ -122,7 +122,7 @@ class Gpu(RunTest):
 
     def test_35_36_stages_and_ranks(self):
         """Four ranks as two nodes of two: the same bits at every stage, and one rank's numbers."""
-        for compute, tolerance in (("f32", TOLERANCE), ("bf16", TOLERANCE_BF16)):
+        for compute, tolerance in (("bf16", TOLERANCE_BF16), ("f32", TOLERANCE)):
             want = self.train(1, self.deck(f"one_{compute}", gpu_deck(
                 self.corpus, precision__compute=compute)))
             stages = [self.share(4, self.deck(f"{compute}_{stage}", gpu_deck(
@@ -157,7 +157,7 @@ class Gpu(RunTest):
             "parameters", "gradients", "optimizer", "activations")} for word in ("host", "nvme")}
         choices = {**tiers, "share": {"offload__optimizer": "host",
                                       "offload__optimizer_share": 0.5}}
-        for compute in ("f32", "bf16"):
+        for compute in ("bf16", "f32"):
             fixed["precision__compute"] = compute
             for ranks in (1, 2):
                 want = self.share(ranks, self.deck(f"{compute}_{ranks}", gpu_deck(
@@ -169,7 +169,7 @@ class Gpu(RunTest):
                         self.assertEqual(self.share(ranks, deck), want)
 
     def test_the_same_bits_again(self):
-        for compute in ("f32", "bf16", "f16"):
+        for compute in ("bf16", "f32", "f16"):
             with self.subTest(compute):
                 fixed = {"precision__compute": compute, "model__dropout": 0.1}
                 first, again = (self.train(1, self.deck(f"{compute}_{n}", gpu_deck(
@@ -179,7 +179,7 @@ class Gpu(RunTest):
     def test_layouts_have_the_same_bits(self):
         fixed = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
                  "run__steps": 4, "model__heads": 4, "model__hidden": 32, "model__layers": 4}
-        for compute in ("f32", "bf16"):
+        for compute in ("bf16", "f32"):
             changes = {**fixed, "precision__compute": compute}
             want = self.train(1, self.deck(f"one_{compute}", gpu_deck(self.corpus, **changes)))
             for name, ranks, layout in (
