@@ -4,11 +4,13 @@ reason, where there is no GPU."""
 
 import ctypes
 import json
+import os
 import shutil
 import sys
 import unittest
 
 from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
+import gpu_losses  # of tools, where tessera looks
 
 ORACLE = SOURCE / "tests" / "data" / "oracle"
 SKIPPED = 77
@@ -109,6 +111,28 @@ class Gpu(RunTest):
                 got, want, _ = self.oracle(family, "bf16")
                 worst = max(abs(a - b) / b for (a, _), (b, _) in zip(got, want))
                 self.assertLess(worst, TOLERANCE_BF16)
+
+    def test_gpt2_124m_has_the_cpus_losses(self):
+        """50 steps at the model's real width, in bf16 and f32, against the CPU's in f32, which this
+        machine's cores compute. The bounds are measured between the CPU and PyTorch."""
+        tokens = self.dir / "learnable"
+        gpu_losses.write_tokens(tokens)
+        threads = len(os.sched_getaffinity(0))
+
+        def losses(backend, compute):
+            run = self.train(1, self.deck(f"{backend}_{compute}", gpu_losses.deck(
+                tokens, backend, compute, threads)))
+            return [loss for loss, _ in run.values()]
+
+        want = losses("cpu", "f32")
+        self.assertLess(want[-1], want[0] / 2, "it learns")
+        for compute in ("bf16", "f32"):
+            with self.subTest(compute):
+                found = gpu_losses.apart(losses("cuda", compute), want)
+                print(f"GPT-2 124M in {compute}: losses {found[0]:.1e} from the CPU's, "
+                      f"{found[1]:.1e} in the mean", flush=True)
+                for is_apart, may_be in zip(found, gpu_losses.allowed(compute)):
+                    self.assertLess(is_apart, may_be)
 
     def test_attention_in_any_order(self):
         """Where no bits are promised cuDNN's gradients of queries are added as they come."""

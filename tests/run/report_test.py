@@ -138,6 +138,10 @@ class Report(RunTest):
             measured = {row["name"]: row["measured_ms"] for row in profile["operations"]}
             self.assertGreater(measured["linear"], 0)
             self.assertIn(f"A step of {name}, timed by operation, took", page)
+        for name in ("bf16", "CPU", "f32"):
+            self.assertEqual(len(found["losses"][name]), 50, printed)
+        self.assertEqual(found["losses"]["CPU"], found["losses"]["f32"], "both are the CPU's here")
+        self.assertRegex(page, r"\| f32 \| [0-9.]+ \| 0.0e\+00 \| 0.0e\+00 \| 3.0e-03")
         if TIMES_SLOWER == 1:  # a row of kernels with sanitizers takes minutes
             self.assertTrue(found["bench"], printed)
         self.assertRegex(found["tests"]["said"], "^Kernel tests: (not built|skipped|[0-9]+)")
