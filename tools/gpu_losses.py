@@ -1,6 +1,6 @@
 """GPT-2 124M over 50 steps of 256 tokens, whose losses on a GPU tools/gpu_report and
-tests/run/gpu_test.py compare with those of the same deck and tokens on the CPU: about a minute on two
-cores."""
+tests/run/gpu_test.py compare with those of the same deck and tokens on the CPU: about a minute on
+two cores."""
 
 import pathlib
 import random
