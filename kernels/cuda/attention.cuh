@@ -153,17 +153,20 @@ struct KeptOfTile {
   __device__ __forceinline__ std::uint32_t bits() const {
     if (aligned()) return kByKeys ? of_columns() : of_rows();
     std::int64_t last = -1;  // no element's block
-    std::uint32_t all = 0, a = 0, b = 0, c = 0, d = 0;
+    std::uint64_t low = 0, high = 0;
+    std::uint32_t all = 0;
 #pragma unroll 1
     for (int i = 0; i < kColumns / 2; ++i) {
       const std::int64_t at = element(row_of(i % 4), 8 * (i / 4) + column_of(i % 4));
       if (at / 8 != last) {  // neighbours often share one
         last = at / 8;
         const auto words = block_of(at);
-        a = words[0], b = words[1], c = words[2], d = words[3];
+        low = words[0] | std::uint64_t{words[1]} << 32;
+        high = words[2] | std::uint64_t{words[3]} << 32;
       }
       const auto half = static_cast<int>(at % 8);
-      all |= kept(pick(half / 2, a, b, c, d) >> (16 * (half % 2)) & 0xffffU) << i;
+      const std::uint64_t four = half < 4 ? low : high;
+      all |= kept(static_cast<std::uint32_t>(four >> (16 * (half % 4))) & 0xffffU) << i;
     }
     return all;
   }
@@ -595,8 +598,13 @@ struct BackwardBlock {
                                                     int row) {
     if constexpr (!kByKeys) return seen_keys(s, sample, s.first + row);
     const TokenRange tokens = seeing_queries(s, sample, row);
-    const int begin = std::min(std::max(tokens.begin - s.first, 0), s.queries);
-    return {begin, std::max(std::min(tokens.end - s.first, s.queries), begin)};
+    // By value: std::min() of one of these and of a parameter's field would put it into memory.
+    const int queries = s.queries, begin = tokens.begin - s.first, end = tokens.end - s.first;
+    const int first = begin < 0         ? 0
+                      : begin < queries ? begin
+                                        : queries,
+              last = end < queries ? end : queries;
+    return {first, last < first ? first : last};
   }
   __device__ __forceinline__ int head(int step) const { return first_head + step / tiles; }
   __device__ __forceinline__ int first_column(int step) const {
