@@ -66,11 +66,12 @@ class Blocks {
         threads_(threads),
         hot_(hot),
         form_(hot.product_form(p.a.type)),
-        depth_(std::min(p.k(), form_.depth_words * form_.word)),
+        whole_(std::min(p.k(), form_.depth_words * form_.word)),
+        depth_(whole_ < p.k() ? form_.cut_words * form_.word : whole_),
         rows_(std::min(p.m(), kRowsAtOnce)),
         columns_(depth_ == p.k() ? p.n() : std::min(p.n(), kColumnsAtOnce * threads)),
         grid_(grid_of(rows_, columns_, depth_, threads, form_)) {
-    if (packs_left()) left_ = piece(scratch, packed_bytes(round_up(rows_, kPackedRows), depth_));
+    if (packs_left()) left_ = piece(scratch, packed_bytes(round_up(rows_, kPackedRows), whole_));
     right_ = piece(scratch, right_bytes() * (grid_.parts() > 1 ? threads : 1));
     if (depth_ < p.k())
       sums_ = piece(scratch, rows_ * round_up(columns_, kTile) * std::int64_t{sizeof(float)});
@@ -98,7 +99,7 @@ class Blocks {
 
   /// Of tiles that one thread packs at once.
   std::int64_t right_bytes() const {
-    const std::int64_t words = round_up(ceil_div(depth_, form_.word), 16),
+    const std::int64_t words = round_up(ceil_div(whole_, form_.word), 16),
                        all = ceil_div(columns_, kTile) * words;
     return std::min(all, std::max(words, form_.right_words)) * kTile * std::int64_t{sizeof(float)};
   }
@@ -141,6 +142,7 @@ class Blocks {
   int threads_;
   const HotKernels& hot_;
   ProductForm form_;
+  std::int64_t whole_;                   // elements of a depth that is not cut, at most
   std::int64_t depth_, rows_, columns_;  // of a block
   Grid grid_;
   std::byte *left_ = nullptr, *right_ = nullptr, *sums_ = nullptr;

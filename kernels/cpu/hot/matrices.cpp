@@ -133,6 +133,7 @@ ProductForm product_form(DType type) {
           .whole_depth = Matrices::kOfWord * kLanes,
           .block_rows = Matrices::kBlockRows,
           .depth_words = 1536,
+          .cut_words = 512,
           .right_words = kRightWords,
           .packing = 45};
 }

@@ -153,7 +153,7 @@ void multiply_tile(const Product& p, const ProductPart& part, Range columns,
 
 // A packed tile lies in the second-level cache.
 ProductForm product_form(DType type) {
-  ProductForm form{.block_rows = kBlockRows, .depth_words = 1536, .packing = 9};
+  ProductForm form{.block_rows = kBlockRows, .depth_words = 1536, .cut_words = 1536, .packing = 9};
   with_operands(type, [&]<typename O>() { form.word = form.whole_depth = O::kOfWord; });
   return form;
 }

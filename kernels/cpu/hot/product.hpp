@@ -35,7 +35,8 @@ struct ProductForm {
   std::int64_t word = 1;         // elements along the depth that are multiplied at once
   std::int64_t whole_depth = 1;  // elements that rows of the left operand are padded to
   std::int64_t block_rows = 1;   // of a block of registers
-  std::int64_t depth_words = 1;  // of a block of a product, at most
+  std::int64_t depth_words = 1;  // of a product whose depth is not cut, at most
+  std::int64_t cut_words = 1;    // of a block of one that is
   std::int64_t right_words = 0;  // of the depth of tiles that are packed at once; one at least is
   std::int64_t packing = 0;  // what packing a tile takes, in rows that it could be multiplied by
 };
