@@ -40,10 +40,18 @@ bool BackgroundStreams::wait(Event event) {
   auto& done = done_[event.stream];
   std::int64_t seen = done.load(std::memory_order_acquire);
   const bool had_to = seen < event.count;
+  if (had_to) {
+    {
+      const std::lock_guard lock(mutex_);
+      awaited_ = true;
+    }
+    work_.notify_one();
+  }
   while (seen < event.count) {
     done.wait(seen, std::memory_order_acquire);
     seen = done.load(std::memory_order_acquire);
   }
+  awaited_ = false;
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
   return had_to;
 }
@@ -75,11 +83,28 @@ Progress BackgroundStreams::advance(Lane& lane, std::size_t stream) {
   return Progress::done;
 }
 
+bool BackgroundStreams::passes_idle() {
+  bool idle = true;
+  for (std::size_t s = 0; s < kStreams; ++s) {
+    Progress progress{};
+    do {
+      progress = advance(lanes_[s], s);
+      idle = idle && progress == Progress::idle;
+    } while (progress == Progress::done);
+  }
+  return idle;
+}
+
 void BackgroundStreams::serve() {
   // The computing thread may be on the same core, so polling must take little of it: the thread
-  // sleeps, for longer while no task advances.
-  constexpr auto kShortest = 20us, kLongest = 200us;
+  // sleeps, for longer while no task advances. While the computing thread waits for it, it only
+  // lets others go first, until no task has advanced for so long that its messages are not under
+  // way.
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kShortest = 20us, kLongest = 200us, kUnderWay = 100us;
   auto nap = kShortest;
+  Clock::time_point advanced = Clock::now();
+  bool was_awaited = false;
   try {
     while (true) {
       {
@@ -87,16 +112,17 @@ void BackgroundStreams::serve() {
         work_.wait(lock, [this] { return stop_ || outstanding_ > 0; });
         if (stop_) return;
       }
-      bool idle = true;
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        Progress progress{};
-        do {
-          progress = advance(lanes_[s], s);
-          idle = idle && progress == Progress::idle;
-        } while (progress == Progress::done);
+      const bool awaited = awaited_, idle = passes_idle();
+      if (!idle || (awaited && !was_awaited)) advanced = Clock::now(), nap = kShortest;
+      was_awaited = awaited;
+      if (!idle) continue;
+      if (awaited && Clock::now() - advanced < kUnderWay) {
+        std::this_thread::yield();
+        continue;
       }
-      if (idle) std::this_thread::sleep_for(nap);
-      nap = idle ? std::min(2 * nap, kLongest) : kShortest;
+      std::unique_lock lock(mutex_);
+      work_.wait_for(lock, nap, [&] { return stop_ || (awaited_ && !awaited); });
+      nap = std::min(2 * nap, kLongest);
     }
   } catch (...) {
     error_ = std::current_exception();

@@ -37,14 +37,17 @@ class BackgroundStreams : public TaskStreams {
   };
   void serve();
   Progress advance(Lane& lane, std::size_t stream);
+  /// Once around all streams; whether no task advanced.
+  bool passes_idle();
 
   std::array<Lane, kStreams> lanes_;
   std::array<std::int64_t, kStreams> queued_{};  // the queuing thread only
   std::array<std::atomic<std::int64_t>, kStreams> done_{};
   std::mutex mutex_;
   std::condition_variable work_;
-  std::int64_t outstanding_ = 0;  // queued and not done; guarded by mutex_
-  bool stop_ = false;             // guarded by mutex_
+  std::int64_t outstanding_ = 0;      // queued and not done; guarded by mutex_
+  bool stop_ = false;                 // guarded by mutex_
+  std::atomic<bool> awaited_{false};  // the computing thread does nothing until a task is done
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;  // set before failed_
   std::jthread thread_;       // last: it uses the others
