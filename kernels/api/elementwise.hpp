@@ -152,7 +152,7 @@ inline void check(const Blend& a) {
 /// bias, rounded once. With Write::add the sum is added to out as a whole.
 struct TreeSum {
   static constexpr const char* kName = "tree_sum";
-  View parts;  // (parts, ..., C) f32, dense
+  View parts;  // (parts, ..., C) f32, or of a 16-bit type where there is no bias; dense
   View bias;   // (C) or absent
   View out;    // (..., C) f32, bf16 or f16, dense
   Write write = Write::overwrite;
@@ -166,10 +166,10 @@ struct TreeSum {
 };
 
 inline void check(const TreeSum& a) {
-  check_floats({a.bias, a.out});
+  check_floats({a.parts, a.bias, a.out});
   const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);
   TESSERA_CHECK(a.parts.rank >= 2 && parts >= 1, "sum of {} parts of {} axes", parts, a.parts.rank);
-  check_flat({a.parts}, DType::f32, parts * n);
+  check_flat({a.parts}, a.bias ? DType::f32 : a.parts.type, parts * n);
   check_flat({a.out}, a.out.type, n);
   if (a.bias) check_flat({a.bias}, a.bias.type, a.out.cols());
 }

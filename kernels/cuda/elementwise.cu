@@ -76,15 +76,15 @@ void run(const Blend& a, const Context& context) {
 
 namespace {
 
-template <typename B, typename T>
+template <typename P, typename B, typename T>
 void tree_sum_as(const TreeSum& a, const Context& context) {
-  using Run = TreeSumRun<B, T>;
+  using Run = TreeSumRun<P, B, T>;
   const std::int64_t n = a.parts.extent(0), elements = a.out.elements();
   TESSERA_CHECK(n <= kMostParts, "{} of {} parts, at most {}", a.kName, n, kMostParts);
   // Columns matter to the bias only.
   const std::int64_t rows = a.bias ? a.out.rows() : 1, columns = a.bias ? a.out.cols() : elements;
   const View parts = a.parts.reshaped({n, elements}), out = a.out.reshaped({rows, columns});
-  const Run body{parts.as<float>(),
+  const Run body{parts.as<P>(),
                  n,
                  elements,
                  columns,
@@ -100,10 +100,10 @@ void tree_sum_as(const TreeSum& a, const Context& context) {
 void run(const TreeSum& a, const Context& context) {
   check(a);
   with_type(a.out.type, [&]<typename T>() {
-    if (a.bias && a.bias.type != a.out.type) {
-      with_type(a.bias.type, [&]<typename B>() { tree_sum_as<B, T>(a, context); });
+    if (a.bias) {
+      with_type(a.bias.type, [&]<typename B>() { tree_sum_as<float, B, T>(a, context); });
     } else {
-      tree_sum_as<T, T>(a, context);
+      with_type(a.parts.type, [&]<typename P>() { tree_sum_as<P, T, T>(a, context); });
     }
   });
 }

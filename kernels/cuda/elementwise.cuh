@@ -97,10 +97,10 @@ struct FourFloats {
   }
 };
 
-template <typename B, typename T>
+template <typename P, typename B, typename T>
 struct TreeSumRun {
   static constexpr int V = 4;
-  const float* parts;  // (n, elements)
+  const P* parts;  // (n, elements)
   std::int64_t n, elements, columns;
   const B* bias;
   T* out;

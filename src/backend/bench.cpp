@@ -579,6 +579,8 @@ class Bench {
     row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
+    const View travelled = memory.floats(DType::bf16, {4, n / 4});
+    row(TreeSum{.parts = travelled, .out = x.range(0, n / 4)}, text(travelled) + ", of bf16");
     for (const BlockType type : kRoundedTypes)
       quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
     kept({.type = BlockType::nf4, .block = 64}, narrow);

@@ -99,14 +99,11 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
 }
 
 std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full) {
-  if (group.carrier != Carrier::exchange) {
-    if (group.nccl_sums(wire, full)) return size_of(wire);  // it sums in place
-    const std::int64_t piece = group.size * nccl_piece(group);
-    const std::int64_t received = wire == DType::f32 ? 0 : piece * size_of(wire);
-    return piece * 4 + received + (wire == full ? 0 : piece * size_of(wire));
-  }
-  const std::int64_t one_way = (group.size - 1) * kPiecesInFlight * piece_bytes(group);
-  return (wire == full ? one_way : 2 * one_way) + (full == DType::f32 ? 0 : piece_bytes(group));
+  if (group.nccl_sums(wire, full)) return size_of(wire);  // it sums in place
+  const std::int64_t one_way = group.carrier != Carrier::exchange
+                                   ? group.size * nccl_piece(group) * size_of(wire)
+                                   : (group.size - 1) * kPiecesInFlight * piece_bytes(group);
+  return wire == full ? one_way : 2 * one_way;
 }
 
 }  // namespace tessera::comm

@@ -214,10 +214,9 @@ inline std::int64_t nccl_piece(const GroupShape& group) {
   return std::max<std::int64_t>(kNcclPiece / group.size / 256, 1) * 256;
 }
 
-/// Bytes of ReduceScatter's staging, never 0. Over the exchange: received pieces in flight from
-/// each peer; as many outgoing ones where the wire's type is not that of `full`; a piece of the own
-/// slot where `full` is not f32. Over NCCL: a piece of each rank as f32; the same in the wire's
-/// type, where that is another; and what is sent, where `full` has another type.
+/// Bytes of ReduceScatter's staging, never 0 among several ranks: what arrives, in the wire's type,
+/// and as much that is sent, where `full` has another type. Over the exchange these are the pieces
+/// in flight of each peer, over NCCL a piece of each rank.
 std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full = DType::f32);
 
 }  // namespace tessera::comm

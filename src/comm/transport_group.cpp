@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "comm/exchange.hpp"
-#include "comm/tree_sum.hpp"
+#include "kernels/cpu/hot/hot.hpp"
 
 namespace tessera::comm {
 
@@ -226,6 +226,12 @@ class MessageTask : public Task {
   Exchange exchange_;
 };
 
+/// The loops that add and convert, on the thread that serves messages.
+const kernels::HotKernels& loops() {
+  static const kernels::HotKernels& best = kernels::hot_kernels(kernels::best_isa());
+  return best;
+}
+
 class ReduceTask : public Task {
  public:
   ReduceTask(Transport& transport, const GroupShape& group, std::int64_t rank,
@@ -234,9 +240,8 @@ class ReduceTask : public Task {
         ranks_(ranks_of(call.among, group)),
         rank_(ranks_.index(rank)),
         call_(call),
-        piece_(piece_bytes(group_) / 4),
         block_(call.shard.elements() / call.blocks),
-        exchange_(transport, flows(), block_ * size_of(call.wire), piece_ * size_of(call.wire),
+        exchange_(transport, flows(), block_ * size_of(call.wire), piece_bytes(group_),
                   call.blocks),
         parts_(static_cast<std::size_t>(group_.size)) {
     TESSERA_CHECK(
@@ -252,20 +257,21 @@ class ReduceTask : public Task {
   }
 
  private:
-  // Staging: per peer kPiecesInFlight received pieces as f32; then, where elements travel in
-  // another type than they have, as many outgoing ones; then the own piece where it is not f32.
-  float* staged(std::int64_t index) const {
-    return reinterpret_cast<float*>(call_.staging.data) + index * piece_;
-  }
-  std::int64_t in_flight() const { return (group_.size - 1) * kPiecesInFlight; }
-  std::int64_t index(std::int64_t peer, std::int64_t piece) const {
-    return (peer > rank_ ? peer - 1 : peer) * kPiecesInFlight + piece % kPiecesInFlight;
+  // Staging: per peer kPiecesInFlight received pieces; then, where elements travel in another type
+  // than they have, as many outgoing ones.
+  std::byte* received(std::int64_t peer, std::int64_t piece) const {
+    const std::int64_t index =
+        (peer > rank_ ? peer - 1 : peer) * kPiecesInFlight + piece % kPiecesInFlight;
+    return call_.staging.data + index * piece_bytes(group_);
   }
   std::byte* outgoing(std::int64_t peer, std::int64_t piece) const {
     std::byte* source = slot(peer, piece);
     if (call_.wire == call_.full.type) return source;
-    auto* packed = reinterpret_cast<std::byte*>(staged(in_flight() + index(peer, piece)));
-    convert(source, call_.full.type, count(piece), packed, call_.wire);
+    std::byte* packed =
+        received(peer, piece) + (group_.size - 1) * kPiecesInFlight * piece_bytes(group_);
+    const std::int64_t n = count(piece);
+    loops().convert(View(source, call_.full.type, {1, n}), View(packed, call_.wire, {1, n}),
+                    Write::overwrite, {0, 1});
     return packed;
   }
   std::int64_t count(std::int64_t piece) const {
@@ -286,70 +292,35 @@ class ReduceTask : public Task {
       const std::int64_t peer = (rank_ + k) % group_.size;
       all.push_back({.peer = static_cast<int>(ranks_.rank(peer)),
                      .outgoing = [this, peer](std::int64_t i) { return outgoing(peer, i); },
-                     .incoming =
-                         [this, peer](std::int64_t i) {
-                           return reinterpret_cast<std::byte*>(staged(index(peer, i)));
-                         }});
+                     .incoming = [this, peer](std::int64_t i) { return received(peer, i); }});
     }
     return all;
   }
 
-  void sum(std::int64_t piece) {
-    const std::int64_t n = count(piece);
-    for (std::int64_t r = 0; r < group_.size; ++r)
-      parts_[static_cast<std::size_t>(r)] = r == rank_ ? own(piece) : received(r, piece);
-    const bool add = call_.write == Write::add;
-    const std::int64_t at = exchange_.block_of(piece) * block_ + offset(piece);
-    if (call_.shard.type == DType::f32)
-      return tree_sum(parts_, n, call_.shard.as<float>() + at, add);
-    float* sum = parts_[0];
-    tree_sum(parts_, n, sum, false);
-    bf16* shard = call_.shard.as<bf16>() + at;
-    for (std::int64_t e = 0; e < n; ++e)
-      shard[e] = bf16(add ? static_cast<float>(shard[e]) + sum[e] : sum[e]);
-  }
-  float* received(std::int64_t peer, std::int64_t piece) const {
-    float* part = staged(index(peer, piece));
-    const std::byte* packed = reinterpret_cast<const std::byte*>(part);
-    for (std::int64_t e = call_.wire == DType::bf16 ? count(piece) : 0; e-- > 0;) {
-      bf16 h;  // widened in place, from the end
-      std::memcpy(&h.bits, packed + 2 * e, sizeof h.bits);
-      part[e] = static_cast<float>(h);
-    }
-    return part;
-  }
-  /// The rank's own contribution, rounded to the wire's type as those of others are, so that the
+  /// The rank's own contribution is rounded to the wire's type as those of others are, so that the
   /// sum does not depend on which rank adds it.
-  float* own(std::int64_t piece) const {
-    const std::int64_t n = count(piece);
-    std::byte* mine = slot(rank_, piece);
-    if (call_.full.type == DType::bf16) {
-      float* part = staged((call_.wire == DType::bf16 ? 1 : 2) * in_flight());
-      to_f32(reinterpret_cast<const bf16*>(mine), n, part);
-      return part;
+  void sum(std::int64_t piece) {
+    for (std::int64_t r = 0; r < group_.size; ++r) {
+      parts_[static_cast<std::size_t>(r)] = r == rank_
+                                                ? kernels::SumPart{slot(r, piece), call_.full.type}
+                                                : kernels::SumPart{received(r, piece), call_.wire};
     }
-    auto* part = reinterpret_cast<float*>(mine);
-    for (std::int64_t e = 0; call_.wire == DType::bf16 && e < n; ++e)
-      part[e] = static_cast<float>(bf16(part[e]));
-    return part;
-  }
-  static void convert(const std::byte* from, DType type, std::int64_t n, std::byte* to,
-                      DType wire) {
-    TESSERA_CHECK(type != wire, "a conversion of {} to itself", to_string(type));
-    if (type == DType::f32) {
-      to_bf16(reinterpret_cast<const float*>(from), n, reinterpret_cast<bf16*>(to));
-    } else {
-      to_f32(reinterpret_cast<const bf16*>(from), n, reinterpret_cast<float*>(to));
-    }
+    const std::int64_t first = exchange_.block_of(piece) * block_ + offset(piece);
+    loops().sum_parts({.parts = parts_,
+                       .wire = call_.wire,
+                       .out = call_.shard.data + first * size_of(call_.shard.type),
+                       .out_type = call_.shard.type,
+                       .write = call_.write},
+                      {0, count(piece)});
   }
 
   GroupShape group_;  // of those that take part
   RankGroup ranks_;
   std::int64_t rank_;  // among them
   ReduceScatter call_;
-  std::int64_t piece_, block_;  // elements
+  std::int64_t block_;  // elements
   Exchange exchange_;
-  std::vector<float*> parts_;
+  std::vector<kernels::SumPart> parts_;
   std::int64_t summed_ = 0;
 };
 

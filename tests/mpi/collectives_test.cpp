@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "comm/tree_sum.hpp"
 #include "core/math.hpp"
 #include "core/random.hpp"
 #include "streams/background.hpp"
+#include "tests/support/tree_order.hpp"
 #include "world.hpp"
 
 namespace tessera::test {
@@ -66,19 +66,21 @@ std::vector<std::uint8_t> staging_of(const Group& group, DType wire, DType full 
 /// What reduce_scatter must leave in a shard of `n` elements of this rank that held `before`, which
 /// is not added to when it is empty.
 std::vector<float> expected_sum(const Group& group, std::int64_t n, DType wire, std::uint64_t seed,
-                                std::vector<float> before) {
+                                const std::vector<float>& before) {
   std::vector<std::vector<float>> parts;
   for (std::int64_t r = 0; r < group.shape().size; ++r) {
     parts.push_back(numbers_of(r, {group.rank() * n, (group.rank() + 1) * n}, seed));
     if (wire != DType::bf16) continue;
     for (float& x : parts.back()) x = static_cast<float>(bf16(x));
   }
-  std::vector<float*> pointers;
-  for (auto& part : parts) pointers.push_back(part.data());
-  const bool add = !before.empty();
-  before.resize(static_cast<std::size_t>(n));
-  tree_sum(pointers, n, before.data(), add);
-  return before;
+  std::vector<float> sums;
+  for (std::size_t i = 0; std::ssize(sums) < n; ++i) {
+    const float sum = tree_order_sum(0, group.shape().size, [&](std::int64_t r) {
+      return parts[static_cast<std::size_t>(r)][i];
+    });
+    sums.push_back(before.empty() ? sum : before[i] + sum);
+  }
+  return sums;
 }
 
 class Collectives : public testing::TestWithParam<DType> {};

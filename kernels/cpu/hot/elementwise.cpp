@@ -200,15 +200,28 @@ void exact_sum_of(const T* x, std::int64_t n, std::int64_t* words) {
   }
 }
 
+/// The tree over term(0) .. term(n - 1): over groups of eight, which are nodes of it, then over
+/// what these come to.
+template <typename Term>
+TESSERA_INLINE Vec add_up(std::int64_t n, Term&& term) {
+  constexpr int kFew = 8;
+  const auto of_group = [&](std::int64_t g) __attribute__((always_inline)) {
+    return small_tree_sum<kFew>(static_cast<int>(n), term, static_cast<int>(g) * kFew);
+  };
+  return n <= kFew ? of_group(0) : kernels::tree_sum(ceil_div(n, kFew), of_group);
+}
+
 /// Elements e .. e + n of the sum; `bias`, if any, begins at the column of e.
-template <typename B, typename T>
+template <typename P, typename B, typename T>
 void tree_sum_run(const TreeSum& a, std::int64_t e, std::int64_t n, const B* bias, T* out) {
-  const auto* parts = reinterpret_cast<const float*>(a.parts.data) + e;
+  const auto* parts = reinterpret_cast<const P*>(a.parts.data) + e;
   const std::int64_t count = a.parts.shape[0], stride = a.parts.shape[1];
   for_vectors(
       n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
-        Vec sum = kernels::tree_sum(
-            count, [&](std::int64_t p) { return load(parts + p * stride + i, lanes); });
+        Vec sum = add_up(
+            count, [&](std::int64_t p) __attribute__((always_inline)) {
+              return load(parts + p * stride + i, lanes);
+            });
         if (bias != nullptr) sum = sum + load(bias + i, lanes);
         store(out + i, a.write == Write::add ? load(out + i, lanes) + sum : sum, lanes);
       });
@@ -249,17 +262,50 @@ void tree_sum(const TreeSum& a, Range elements) {
   with_type(a.out.type, [&]<typename T>() {
     T* out = row_of<T>(a.out, 0);
     if (a.bias.data == nullptr) {
-      tree_sum_run<T, T>(a, elements.begin, elements.end - elements.begin, nullptr,
-                         out + elements.begin);
-      return;
+      return with_type(a.parts.type, [&]<typename P>() {
+        tree_sum_run<P, T, T>(a, elements.begin, elements.count(), nullptr, out + elements.begin);
+      });
     }
     with_type(a.bias.type, [&]<typename B>() {
       for (std::int64_t e = elements.begin; e < elements.end;) {
         const std::int64_t c = e % columns, rest = elements.end - e;
         const std::int64_t n = rest < columns - c ? rest : columns - c;
-        tree_sum_run(a, e, n, row_of<B>(a.bias, 0) + c, out + e);
+        tree_sum_run<float>(a, e, n, row_of<B>(a.bias, 0) + c, out + e);
         e += n;
       }
+    });
+  });
+}
+
+namespace {
+
+/// What a part has added, as it travels.
+template <typename Wire>
+TESSERA_INLINE Vec contribution(const SumPart& part, std::int64_t e, std::int64_t lanes) {
+  const auto at = [&]<typename T>(const T* data) __attribute__((always_inline)) {
+    return load(data + e, lanes);
+  };
+  if (part.type == DType::bf16) return at(reinterpret_cast<const bf16*>(part.data));
+  if (part.type == DType::f16) return at(reinterpret_cast<const f16*>(part.data));
+  return rounded_to<Wire>(at(reinterpret_cast<const float*>(part.data)));
+}
+
+}  // namespace
+
+void sum_parts(const SumOfParts& a, Range elements) {
+  const SumPart* parts = a.parts.data();
+  const auto count = static_cast<std::int64_t>(a.parts.size());
+  with_type(a.wire, [&]<typename Wire>() {
+    with_type(a.out_type, [&]<typename T>() {
+      T* out = reinterpret_cast<T*>(a.out) + elements.begin;
+      for_vectors(
+          elements.count(), [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+            const Vec sum = add_up(
+                count, [&](std::int64_t p) __attribute__((always_inline)) {
+                  return contribution<Wire>(parts[p], elements.begin + i, lanes);
+                });
+            store(out + i, a.write == Write::add ? load(out + i, lanes) + sum : sum, lanes);
+          });
     });
   });
 }

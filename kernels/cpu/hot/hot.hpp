@@ -36,6 +36,21 @@ struct FewRowsScratch {
   std::int64_t packed = 0, weight = 0;
 };
 
+/// What one rank has added to a sum: elements of f32 or a 16-bit type.
+struct SumPart {
+  const std::byte* data;
+  DType type;
+};
+/// out (+)= the sum of the parts in TreeSum's order, each rounded to the type in which
+/// contributions travel. `out` may be one of the parts.
+struct SumOfParts {
+  std::span<const SumPart> parts;
+  DType wire = DType::f32;
+  std::byte* out = nullptr;
+  DType out_type = DType::f32;
+  Write write = Write::overwrite;
+};
+
 /// The list of these functions, with their types: the table, what the files of hot/ define, and the
 /// table's values come from it.
 // clang-format off
@@ -106,6 +121,7 @@ struct FewRowsScratch {
   F(blend, void(const Blend&, float factor, Range elements)) \
   /* The parts as (parts, elements). */ \
   F(tree_sum, void(const TreeSum&, Range elements)) \
+  F(sum_parts, void(const SumOfParts&, Range elements)) \
   /* out (+)= sum of x over its rows, in an order that rows alone decide. */ \
   F(sum_rows, void(const View& x, const View& out, Write, Range columns)) \
   /* The bits of the largest |x|; not-a-number's are larger than infinity's. */ \

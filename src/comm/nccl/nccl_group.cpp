@@ -214,9 +214,9 @@ class NcclGroup : public Group {
     std::int64_t blocks, length, count;
     std::vector<View> full;  // by block, then by rank
     View shard;
-    // Parts of the staging: contributions as f32 by rank, what arrives by rank, what is sent by
+    // Parts of the staging: what arrives by rank, the own contribution among it; what is sent by
     // block and rank.
-    View parts, received, sent;
+    View received, sent;
 
     Piece(const GroupShape& shape, const ReduceScatter& c, const PieceRange& of)
         : blocks(of.blocks), length(of.length), count(of.blocks * of.length) {
@@ -233,8 +233,7 @@ class NcclGroup : public Group {
         return v;
       };
       const std::int64_t most = size * nccl_piece(shape);
-      parts = take(DType::f32, most);
-      received = c.wire == DType::f32 ? parts : take(c.wire, most);
+      received = take(c.wire, most);
       if (c.wire != c.full.type) sent = take(c.wire, most);
     }
     /// What `of`, which is by rank, has of a rank's block.
@@ -286,9 +285,7 @@ class NcclGroup : public Group {
     View mine(out_of(own, 0).data, c.wire, {p.blocks, p.length});
     mine.ld = size * p.length;
     convert(mine, p.received.range(own * p.count, p.count).reshaped({p.blocks, p.length}));
-    const std::int64_t elements = size * p.count;
-    if (c.wire != DType::f32) convert(p.received.range(0, elements), p.parts.range(0, elements));
-    device_.run(TreeSum{.parts = p.parts.range(0, elements).reshaped({size, p.count}),
+    device_.run(TreeSum{.parts = p.received.range(0, size * p.count).reshaped({size, p.count}),
                         .out = p.shard,
                         .write = c.write});
   }

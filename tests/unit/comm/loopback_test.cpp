@@ -10,7 +10,7 @@
 #include <random>
 
 #include "comm/transport_group.hpp"
-#include "comm/tree_sum.hpp"
+#include "support/tree_order.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -111,10 +111,11 @@ TEST_P(LoopbackGroups, ReduceInTheOrderOfTheTree) {
           .shard = view(sums[r], 0, n),
           .staging = view(staging[r], 0, static_cast<std::int64_t>(staging[r].size()))};
     });
-    std::vector<float*> pointers;
-    for (auto& part : parts) pointers.push_back(part.data());
-    std::vector<float> expected(static_cast<std::size_t>(n * size_));
-    tree_sum(pointers, n * size_, expected.data(), false);
+    std::vector<float> expected;
+    for (std::size_t i = 0; std::ssize(expected) < n * size_; ++i) {
+      expected.push_back(test::tree_order_sum(
+          0, size_, [&](std::int64_t r) { return parts[static_cast<std::size_t>(r)][i]; }));
+    }
     for (std::size_t r = 0; r < ranks_; ++r) {
       EXPECT_TRUE(std::equal(sums[r].begin(), sums[r].end(),
                              expected.begin() + static_cast<std::ptrdiff_t>(r) * n))

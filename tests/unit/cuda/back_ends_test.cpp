@@ -537,13 +537,15 @@ TEST_F(BackEnds, AgreeOnTreesAndConversion) {
     for (std::int64_t parts : {1, 6, 31}) {
       const std::int64_t rows = 9, columns = parts == 6 ? 40 : 17;
       const auto x = Tensor::random(DType::f32, {parts, rows, columns}, 1);
+      const auto travelled = Tensor::random(type, {parts, rows, columns}, 3);
       const auto bias = Tensor::random(type, {columns}, 2);
       expect_same_bits(
           [&](Device& device) {
             Outputs out;
-            for (unsigned i = 0; i < 3; ++i) {
+            for (unsigned i = 0; i < 4; ++i) {
               out.push_back(Tensor::random(type, {rows, columns}, i));
             }
+            run(device, TreeSum{.parts = travelled.view(), .out = out[3].view()});
             run(device, TreeSum{.parts = x.view(), .bias = bias.view(), .out = out[0].view()});
             run(device, TreeSum{.parts = x.view(), .out = out[1].view(), .write = Write::add});
             run(device, Convert{.x = x.view().range(0, rows * columns),

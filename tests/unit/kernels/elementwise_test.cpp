@@ -2,6 +2,8 @@
 #include <limits>
 
 #include "core/exact_sum.hpp"
+#include "kernels/cpu/hot/hot.hpp"
+#include "support/tree_order.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -174,43 +176,122 @@ TEST(Blend, LeavesWhatASkippedStepHas) {
   });
 }
 
-/// ((0+1)+(2+3))+..., by halving at powers of two.
-float tree(const Tensor& parts, std::int64_t begin, std::int64_t end, std::int64_t element) {
-  if (end - begin == 1) return scalar(parts.view(), begin * parts.view().cols() + element);
-  std::int64_t half = 1;
-  while (2 * half < end - begin) half *= 2;
-  return tree(parts, begin, begin + half, element) + tree(parts, begin + half, end, element);
+/// The sum of an element over (parts, n).
+float tree(const Tensor& parts, std::int64_t element) {
+  const View all = parts.view();
+  return tessera::test::tree_order_sum(
+      0, all.rows(), [&](std::int64_t p) { return scalar(all, p * all.cols() + element); });
+}
+
+/// A sum of some parts of a type, with a bias of another or without one, against the tree.
+void expect_tree_sum(Device& device, DType type, const Tensor& parts, std::int64_t columns,
+                     const Tensor* bias) {
+  const std::int64_t count = parts.view().rows(), n = parts.view().cols(), rows = n / columns;
+  const auto before = Tensor::random(type, {rows, columns}, 3);
+  for (Write write : {Write::overwrite, Write::add}) {
+    const Tensor out = before.copy(), want(type, {rows, columns});
+    run(device, TreeSum{.parts = parts.view().reshaped({count, rows, columns}),
+                        .bias = bias != nullptr ? bias->view() : View(),
+                        .out = out.view(),
+                        .write = write});
+    for (std::int64_t i = 0; i < n; ++i) {
+      float sum = tree(parts, i);
+      if (bias != nullptr) sum += scalar(bias->view(), i % columns);
+      if (write == Write::add) sum = scalar(before.view(), i) + sum;
+      set_scalar(want.view(), i, sum);
+    }
+    ASSERT_TRUE(out.same_bits(want))
+        << count << " parts of " << rows << " rows of " << to_string(parts.view().type);
+  }
 }
 
 TEST(TreeSum, AddsInAnAlignedTreeAndRoundsOnce) {
   for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t columns = 17;
     for (std::int64_t rows : {1, 3, 251}) {
-      for (std::int64_t count : {1, 2, 3, 5, 7, 8, 13}) {
-        const std::int64_t columns = 17, n = rows * columns;
-        const auto parts = Tensor::random(DType::f32, {count, n}, 1);
+      for (std::int64_t count : {1, 2, 3, 5, 7, 8, 13, 17}) {
+        const auto parts = Tensor::random(DType::f32, {count, rows * columns}, 1);
+        expect_tree_sum(device, type, parts, columns, nullptr);
         for (DType bias_type : {DType::f32, type}) {
           const auto bias = Tensor::random(bias_type, {columns}, 2);
-          const auto before = Tensor::random(type, {rows, columns}, 3);
-          for (Write write : {Write::overwrite, Write::add}) {
-            for (bool with_bias : {false, true}) {
-              const Tensor out = before.copy(), want(type, {rows, columns});
-              run(device, TreeSum{.parts = parts.view().reshaped({count, rows, columns}),
-                                  .bias = with_bias ? bias.view() : View(),
-                                  .out = out.view(),
-                                  .write = write});
-              for (std::int64_t i = 0; i < n; ++i) {
-                float sum = tree(parts, 0, count, i);
-                if (with_bias) sum += scalar(bias.view(), i % columns);
-                if (write == Write::add) sum = scalar(before.view(), i) + sum;
+          expect_tree_sum(device, type, parts, columns, &bias);
+        }
+        const auto narrow = Tensor::random(type, {count, rows * columns}, 4);
+        expect_tree_sum(device, DType::f32, narrow, columns, nullptr);
+        expect_tree_sum(device, type, narrow, columns, nullptr);
+      }
+    }
+    const Tensor narrow(DType::bf16, {2, 17}), bias(DType::bf16, {17}), out(DType::bf16, {17});
+    EXPECT_THROW(
+        run(device, TreeSum{.parts = narrow.view(), .bias = bias.view(), .out = out.view()}),
+        InternalError);
+  });
+}
+
+/// Parts of f32 among those of a 16-bit type, where these travel: rounded as they are read.
+TEST(SumOfParts, RoundsWhatDidNotTravel) {
+  for (Isa isa : isas()) {
+    for (DType wire : {DType::f32, DType::bf16}) {
+      for (std::size_t count : {1, 2, 3, 8, 9, 23}) {
+        for (std::size_t own = 0; own < count; own += 2) {
+          constexpr std::int64_t kElements = 133;
+          std::vector<Tensor> tensors;
+          std::vector<SumPart> parts;
+          for (std::size_t p = 0; p < count; ++p) {
+            const DType type = p == own ? DType::f32 : wire;
+            tensors.push_back(Tensor::random(type, {kElements}, static_cast<unsigned>(p)));
+            parts.push_back({tensors.back().view().data, type});
+          }
+          const auto term = [&](std::int64_t p, std::int64_t i) {
+            const float x = scalar(tensors[static_cast<std::size_t>(p)].view(), i);
+            return wire == DType::bf16 ? static_cast<float>(bf16(x)) : x;
+          };
+          for (DType type : {DType::f32, DType::bf16}) {
+            for (Write write : {Write::overwrite, Write::add}) {
+              const auto out = Tensor::random(type, {kElements}, 40);
+              const Tensor want = out.copy();
+              for (std::int64_t i = 3; i < kElements; ++i) {
+                float sum =
+                    tessera::test::tree_order_sum(0, static_cast<std::int64_t>(count),
+                                                  [&](std::int64_t p) { return term(p, i); });
+                if (write == Write::add) sum = scalar(out.view(), i) + sum;
                 set_scalar(want.view(), i, sum);
               }
-              ASSERT_TRUE(out.same_bits(want)) << count << " parts of " << rows << " rows";
+              hot_kernels(isa).sum_parts({.parts = parts,
+                                          .wire = wire,
+                                          .out = out.view().data,
+                                          .out_type = type,
+                                          .write = write},
+                                         {3, kElements});
+              ASSERT_TRUE(out.same_bits(want)) << enum_word(isa) << ", " << count << " parts";
             }
           }
         }
       }
     }
-  });
+  }
+}
+
+// The sum may go where one of the parts lies, as it does when a rank reduces in place.
+TEST(SumOfParts, MayBeWrittenOverAPart) {
+  for (Isa isa : isas()) {
+    for (std::size_t own : {0, 1, 4}) {
+      std::vector<Tensor> tensors;
+      std::vector<SumPart> parts;
+      for (unsigned p = 0; p < 5; ++p) {
+        tensors.push_back(Tensor::random(DType::f32, {41}, p));
+        parts.push_back({tensors.back().view().data, DType::f32});
+      }
+      const Tensor want(DType::f32, {41});
+      for (std::int64_t i = 0; i < 41; ++i) {
+        set_scalar(want.view(), i, tessera::test::tree_order_sum(0, 5, [&](std::int64_t p) {
+                     return scalar(tensors[static_cast<std::size_t>(p)].view(), i);
+                   }));
+      }
+      hot_kernels(isa).sum_parts({.parts = parts, .out = tensors[own].view().data}, {0, 41});
+      EXPECT_TRUE(tensors[own].same_bits(want)) << enum_word(isa);
+    }
+  }
 }
 
 using Words = std::array<std::int64_t, kExactSumWords>;

@@ -3,8 +3,8 @@
 #include <limits>
 #include <span>
 
-#include "comm/tree_sum.hpp"
 #include "kernels/common/slots.hpp"
+#include "support/tree_order.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -708,20 +708,13 @@ Tensor parts_of(Device& device, std::int64_t parts, std::int64_t slots, std::int
   return quantized(device, x, format);
 }
 
-/// The sum of element i of slot s over the parts, by src/comm's tree.
+/// The sum of element i of slot s over the parts.
 float tree(const View& code, std::int64_t s, std::int64_t i, std::int64_t n,
            const BlockFormat& format) {
   const std::int64_t parts = code.extent(0), slots = code.extent(1);
-  std::vector<float> terms(static_cast<std::size_t>(parts));
-  std::vector<float*> at(terms.size());
-  for (std::int64_t p = 0; p < parts; ++p) {
-    const auto index = static_cast<std::size_t>(p);
-    terms[index] = number(code.data + (p * slots + s) * format.bytes(n), i, n, format);
-    at[index] = &terms[index];
-  }
-  float sum = 0;
-  comm::tree_sum(at, 1, &sum, false);
-  return sum;
+  return tessera::test::tree_order_sum(0, parts, [&](std::int64_t p) {
+    return number(code.data + (p * slots + s) * format.bytes(n), i, n, format);
+  });
 }
 
 TEST(SumQuantized, AddsInAnAlignedTreeAndRoundsOnce) {
