@@ -12,7 +12,8 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::string_view kTitle = "tessera matrix products ";
-constexpr std::int64_t kVersion = 4;
+constexpr std::int64_t kVersion = 5;
+constexpr std::string_view kApart = "apart";  // in place of an algorithm
 
 std::string hex(const Algorithm& algorithm) {
   std::string text;
@@ -75,8 +76,10 @@ class Reader {
     if (text != no && text != yes) fail(fmt::format("'{}' is none of {}|{}", text, no, yes));
     return text == yes;
   }
-  Algorithm algorithm() {
+  /// None where the product is computed in parts.
+  std::optional<Algorithm> algorithm() {
     const std::string_view text = word();
+    if (text == kApart) return std::nullopt;
     Algorithm bytes{};
     if (text.size() != 2 * bytes.size()) fail("an algorithm has 128 hexadecimal digits");
     for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -126,6 +129,17 @@ GemmKey read_key(Reader& reader) {
   return key;
 }
 
+std::string key_text(const GemmKey& key) {
+  std::string text =
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", to_string(key.type_a),
+                  to_string(key.type_b), to_string(key.result), enum_word(key.a), enum_word(key.b),
+                  key.m, key.n, key.k, key.lda, key.ldb, key.ldd, key.align_a, key.align_b,
+                  key.align_d, key.bias ? "bias" : "plain", enum_word(key.write),
+                  enum_word(key.math), enum_word(key.epilogue));
+  if (key.epilogue != Epilogue::none) text += fmt::format(" {} {}", key.ld_aux, key.align_aux);
+  return text;
+}
+
 std::string header(const GemmMachine& machine) {
   return fmt::format("{}{}\nlibrary {}\ngpu {}\ncapability {}.{}\ndriver {}\n", kTitle, kVersion,
                      machine.library, machine.gpu, machine.major, machine.minor, machine.driver);
@@ -151,15 +165,9 @@ GemmMachine read_machine(Reader& reader) {
 
 std::string to_text(const AlgorithmTable& table) {
   std::string text = header(table.machine);
-  for (const auto& [key, algorithm] : table.chosen) {
-    text += fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
-                        to_string(key.type_a), to_string(key.type_b), to_string(key.result),
-                        enum_word(key.a), enum_word(key.b), key.m, key.n, key.k, key.lda, key.ldb,
-                        key.ldd, key.align_a, key.align_b, key.align_d, key.bias ? "bias" : "plain",
-                        enum_word(key.write), enum_word(key.math), enum_word(key.epilogue));
-    if (key.epilogue != Epilogue::none) text += fmt::format(" {} {}", key.ld_aux, key.align_aux);
-    text += fmt::format(" {}\n", hex(algorithm));
-  }
+  for (const auto& [key, algorithm] : table.chosen)
+    text += fmt::format("{} {}\n", key_text(key), hex(algorithm));
+  for (const GemmKey& key : table.apart) text += fmt::format("{} {}\n", key_text(key), kApart);
   return text;
 }
 
@@ -168,13 +176,21 @@ std::optional<AlgorithmTable> parse_algorithms(std::string_view text, std::strin
   Reader reader(text, file);
   if (!reader.next_line()) reader.fail("the file is empty");
   if (reader.number(reader.after(kTitle), 1) != kVersion) return std::nullopt;
-  AlgorithmTable table{.machine = read_machine(reader), .chosen = {}};
+  AlgorithmTable table{.machine = read_machine(reader), .chosen = {}, .apart = {}};
   if (table.machine != machine) return std::nullopt;
   while (reader.next_line()) {
     const GemmKey key = read_key(reader);
-    const Algorithm algorithm = reader.algorithm();
+    const auto algorithm = reader.algorithm();
     reader.end_of_line();
-    if (!table.chosen.emplace(key, algorithm).second) reader.fail("a product that is there twice");
+    if (table.chosen.contains(key) || table.apart.contains(key))
+      reader.fail("a product that is there twice");
+    if (algorithm) {
+      table.chosen.emplace(key, *algorithm);
+    } else if (is_plain(key)) {
+      reader.fail("a product that has no parts");
+    } else {
+      table.apart.insert(key);
+    }
   }
   return table;
 }

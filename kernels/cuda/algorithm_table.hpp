@@ -1,5 +1,6 @@
-// Which of the library's algorithms each product uses, as text: one rank chooses, all ranks and all
-// restarts of a run use what it chose, because another algorithm may mean other bits.
+// Which of the library's algorithms each product uses, and which products are computed in parts, as
+// text: one rank chooses, all ranks and all restarts of a run use what it chose, because anything
+// else may mean other bits.
 #pragma once
 
 #include <map>
@@ -7,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/apart.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -27,6 +28,7 @@ using Algorithm = std::array<std::uint8_t, 64>;  // cublasLtMatmulAlgo_t
 struct AlgorithmTable {
   GemmMachine machine;
   std::map<GemmKey, Algorithm> chosen;
+  Apart apart;  // what is faster in parts; the product that is left of each is one of its own
 
   bool operator==(const AlgorithmTable&) const = default;
 };

@@ -1,5 +1,6 @@
 #include "kernels/cuda/device.hpp"
 
+#include "kernels/cuda/linear.hpp"
 #include "kernels/cuda/operations.hpp"
 #include "kernels/cuda/scratch.hpp"
 
@@ -13,17 +14,20 @@ int attribute(cudaDeviceAttr which, const char* what) {
   return value;
 }
 
+cuda::Context context_of(const cuda::Queue& queue, CudaLibraries& libraries,
+                         const cuda::ProductRules& rules) {
+  return {
+      .queue = queue,
+      .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, "a device's multiprocessors"),
+      .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "a block's shared memory"),
+      .rules = rules,
+      .matmul = libraries.matmul,
+      .sdpa = libraries.sdpa};
+}
+
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const cuda::Queue& queue, CudaLibraries& libraries, const cuda::ProductRules& rules)
-      : context_{.queue = queue,
-                 .multiprocessors =
-                     attribute(cudaDevAttrMultiProcessorCount, "a device's multiprocessors"),
-                 .shared_bytes =
-                     attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "a block's shared memory"),
-                 .rules = rules,
-                 .matmul = libraries.matmul,
-                 .sdpa = libraries.sdpa} {}
+  explicit CudaDevice(const cuda::Context& context) : context_(context) {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {
     return cuda::scratch_bytes(call, context_.sdpa.most_scores());
@@ -42,7 +46,13 @@ class CudaDevice final : public Device {
 
 std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
                                          const cuda::ProductRules& rules) {
-  return std::make_unique<CudaDevice>(queue, libraries, rules);
+  return std::make_unique<CudaDevice>(context_of(queue, libraries, rules));
+}
+
+cuda::OwnKernels own_kernels(const cuda::Queue& queue, CudaLibraries& libraries,
+                             const cuda::ProductRules& rules) {
+  return [context = context_of(queue, libraries, rules)](
+             const cuda::Gemm& product, std::byte* bias) { cuda::finish(product, bias, context); };
 }
 
 }  // namespace tessera::kernels

@@ -32,4 +32,8 @@ struct CudaLibraries {
 std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
                                          const cuda::ProductRules& rules);
 
+/// What Matmul::choose times in parts with, as such a device computes them.
+cuda::OwnKernels own_kernels(const cuda::Queue& queue, CudaLibraries& libraries,
+                             const cuda::ProductRules& rules);
+
 }  // namespace tessera::kernels

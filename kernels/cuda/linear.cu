@@ -1,11 +1,12 @@
 // Matrix operations on a GPU: the product by cuBLASLt, and what it leaves to kernels of our own.
-#include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/linear.hpp"
 
 #include "core/math.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/fp8.hpp"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/matmul.hpp"
 #include "kernels/cuda/operations.hpp"
 #include "kernels/cuda/scratch.hpp"
@@ -59,7 +60,25 @@ void activate(const Call& a, const Gemm& product, const Context& context) {
   if (a.preactivation && product.key.epilogue == Epilogue::none) run(activation_of(a), context);
 }
 
+/// A matrix that a product writes or reads beside its operands, row by row.
+View matrix_of(const GemmKey& key, std::byte* data, std::int64_t ld) {
+  View v(data, key.result, {key.n, key.m});
+  v.ld = ld;
+  return v;
+}
+
 }  // namespace
+
+void finish(const Gemm& product, std::byte* bias, const Context& context) {
+  const GemmKey& key = product.key;
+  const View d = matrix_of(key, product.d, key.ldd), aux = matrix_of(key, product.aux, key.ld_aux);
+  switch (key.epilogue) {
+    case Epilogue::none:
+      return add_bias(d, View(bias, key.result, {key.m}), Linear::kName, context);
+    case Epilogue::gelu: return run(Activate{.x = aux, .y = d}, context);
+    case Epilogue::gelu_slope: return run(ActivateBackward{.x = aux, .d_y = d, .d_x = d}, context);
+  }
+}
 
 void run(const Linear& a, const Context& context) {
   const Gemm product = context.matmul.product_for(a, context.rules);

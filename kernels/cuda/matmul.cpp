@@ -103,11 +103,25 @@ float median(std::vector<float> values) {
 }  // namespace
 
 struct Matmul::Library {
-  /// One product's descriptions and its algorithm.
+  /// One product's descriptions, and its algorithm unless it is computed apart.
   struct Product {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
     std::optional<Algorithm> algorithm;
+    bool apart = false;  // as it was faster
+
+    bool chosen() const { return algorithm || apart; }
+  };
+  struct Timed {
+    Algorithm algorithm;
+    float time;
+  };
+  /// A product whose operands are where TimingPlaces says, and what computes its parts.
+  struct Trial {
+    Gemm at;
+    std::byte* bias;
+    std::byte* workspace;
+    const OwnKernels& own;
   };
 
   Library(const Queue& on, int driver) : queue(on) {
@@ -262,46 +276,90 @@ struct Matmul::Library {
                              queue.stream);
   }
 
+  cublasStatus_t queue_trial(const Trial& trial, const Product& p, const Algorithm& bytes) const {
+    return queue_product(trial.at.key, p, bytes, trial.at, trial.bias, trial.workspace);
+  }
+  /// As it is chosen; in parts where it has no algorithm.
+  cublasStatus_t queue_chosen(const Trial& trial) {
+    const Product& p = product(trial.at.key);
+    if (p.algorithm) return queue_trial(trial, p, *p.algorithm);
+    return is_plain(trial.at.key) ? CUBLAS_STATUS_NOT_SUPPORTED : queue_parts(trial);
+  }
+  cublasStatus_t queue_parts(const Trial& trial) {
+    Trial part = trial;
+    part.at = without_last(trial.at);
+    const cublasStatus_t status = queue_chosen(part);
+    if (status == CUBLAS_STATUS_SUCCESS) trial.own(trial.at, trial.bias);
+    return status;
+  }
+
+  /// The median time of kRunsPerSample runs of what queue_one() queues; of fewer samples where it
+  /// is hopeless beside `least`. Nothing where the library refuses it.
+  template <typename F>
+  std::optional<float> time_of(const GemmKey& key, float least, F&& queue_one) const {
+    if (queue_one() != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+    const auto begin = make_event(), end = make_event();
+    const char* what = "timing a matrix product";
+    std::vector<float> times;
+    for (int sample = 0; sample < kSamples; ++sample) {
+      check_cuda(cudaEventRecord(begin.get(), queue.stream), what);
+      for (int i = 0; i < kRunsPerSample; ++i) check(queue_one(), text_of(key));
+      check_cuda(cudaEventRecord(end.get(), queue.stream), what);
+      check_cuda(cudaEventSynchronize(end.get()), what);
+      check_cuda(cudaEventElapsedTime(&times.emplace_back(), begin.get(), end.get()), what);
+      if (times.size() == 2 && std::ranges::min(times) > kHopeless * least) break;
+    }
+    return median(times);
+  }
+
   /// The first that is as fast as any of the algorithms that the library proposes for the product,
   /// so that runs seldom differ in what they choose; nothing where it refuses all of them.
-  std::optional<Algorithm> fastest(const GemmKey& key, const Product& p, std::byte* memory) const {
+  std::optional<Timed> fastest(const Trial& trial, const Product& p) const {
+    const GemmKey& key = trial.at.key;
+    std::vector<Timed> timed;
+    float least = std::numeric_limits<float>::infinity();
+    for (const Algorithm& algorithm : proposals(key, p)) {
+      const auto time = time_of(key, least, [&] { return queue_trial(trial, p, algorithm); });
+      if (!time) continue;  // refused after all
+      timed.push_back({algorithm, *time});
+      least = std::min(least, *time);
+    }
+    for (const Timed& t : timed) {
+      if (t.time <= kAsFast * least) return t;
+    }
+    return std::nullopt;
+  }
+
+  /// Chooses the product's fastest algorithm, none where the library refuses it, or its parts where
+  /// these are faster still; they are chosen before, unless they are already.
+  void choose_timed(const GemmKey& key, std::byte* memory, const OwnKernels& own) {
     const TimingPlaces places(key);
+    const Trial trial{.at = {.key = key,
+                             .a = memory,
+                             .b = memory + places.b,
+                             .d = memory + places.d,
+                             .aux = key.epilogue == Epilogue::none ? nullptr : memory + places.aux,
+                             .scale_a = memory + places.scale,
+                             .scale_b = memory + places.scale},
+                      .bias = memory + places.bias,
+                      .workspace = memory + places.workspace,
+                      .own = own};
+    const bool has_parts = own && !is_plain(key);
+    if (has_parts) {
+      const GemmKey part = without_last(trial.at).key;
+      if (!product(part).chosen()) choose_timed(part, memory, own);
+    }
     // A number of ordinary size whatever the type: products of zeros take less power.
     check_cuda(
         cudaMemsetAsync(memory, 0x3c, static_cast<std::size_t>(places.workspace), queue.stream),
         "timing a matrix product");
-    const Gemm at{.key = key,
-                  .a = memory,
-                  .b = memory + places.b,
-                  .d = memory + places.d,
-                  .aux = key.epilogue == Epilogue::none ? nullptr : memory + places.aux,
-                  .scale_a = memory + places.scale,
-                  .scale_b = memory + places.scale};
-    const auto queue_one = [&](const Algorithm& algorithm) {
-      return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
-    };
-    const auto begin = make_event(), end = make_event();
-    std::vector<std::pair<Algorithm, float>> timed;
-    float least = std::numeric_limits<float>::infinity();
-    for (const Algorithm& algorithm : proposals(key, p)) {
-      if (queue_one(algorithm) != CUBLAS_STATUS_SUCCESS) continue;  // refused after all
-      std::vector<float> times;
-      for (int sample = 0; sample < kSamples; ++sample) {
-        check_cuda(cudaEventRecord(begin.get(), queue.stream), "timing a matrix product");
-        for (int i = 0; i < kRunsPerSample; ++i) check(queue_one(algorithm), text_of(key));
-        check_cuda(cudaEventRecord(end.get(), queue.stream), "timing a matrix product");
-        check_cuda(cudaEventSynchronize(end.get()), "timing a matrix product");
-        check_cuda(cudaEventElapsedTime(&times.emplace_back(), begin.get(), end.get()),
-                   "timing a matrix product");
-        if (times.size() == 2 && std::ranges::min(times) > kHopeless * least) break;
-      }
-      timed.emplace_back(algorithm, median(times));
-      least = std::min(least, timed.back().second);
-    }
-    for (const auto& [algorithm, time] : timed) {
-      if (time <= kAsFast * least) return algorithm;
-    }
-    return std::nullopt;
+    Product& p = product(key);
+    const auto whole = fastest(trial, p);
+    if (!whole) return;
+    const auto parts =
+        has_parts ? time_of(key, whole->time, [&] { return queue_parts(trial); }) : std::nullopt;
+    p.apart = parts && whole->time > kAsFast * *parts;
+    if (!p.apart) p.algorithm = whole->algorithm;
   }
 
   CublasLt lt;
@@ -338,13 +396,21 @@ std::int64_t Matmul::timing_bytes(std::span<const GemmKey> keys) {
   return most;
 }
 
-void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View& memory) {
+void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View& memory,
+                    const OwnKernels& own) {
   TESSERA_CHECK(how == AlgorithmChoice::first || memory.span_bytes() >= timing_bytes(keys),
                 "{} bytes of memory, timing needs {}", memory.span_bytes(), timing_bytes(keys));
+  for (const GemmKey& key : keys) library_->product(key).algorithm.reset();
   for (const GemmKey& key : keys) {
     Library::Product& p = library_->product(key);
-    p.algorithm = how == AlgorithmChoice::first ? library_->first(key, p)
-                                                : library_->fastest(key, p, memory.data);
+    if (how == AlgorithmChoice::first) {
+      p.algorithm = library_->first(key, p);
+    } else if (!p.chosen()) {  // it may be a part of one before
+      library_->choose_timed(key, memory.data, own);
+    }
+  }
+  for (const auto& [key, product] : library_->products) {
+    if (product.apart) apart_.insert(key);
   }
 }
 
@@ -355,7 +421,10 @@ std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const 
   for (const GemmKey& key : keys) {
     const auto entry = table.chosen.find(key);
     Library::Product& p = library_->product(key);
-    if (entry != table.chosen.end() && library_->takes(p, entry->second)) {
+    p.apart = table.apart.contains(key);
+    if (p.apart) {
+      apart_.insert(key);
+    } else if (entry != table.chosen.end() && library_->takes(p, entry->second)) {
       p.algorithm = entry->second;
     } else {
       missing.push_back(key);
@@ -365,9 +434,13 @@ std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const 
 }
 
 AlgorithmTable Matmul::table() const {
-  AlgorithmTable table{.machine = library_->machine, .chosen = {}};
+  AlgorithmTable table{.machine = library_->machine, .chosen = {}, .apart = {}};
   for (const auto& [key, product] : library_->products) {
-    if (product.algorithm) table.chosen.emplace(key, *product.algorithm);
+    if (product.apart) {
+      table.apart.insert(key);
+    } else if (product.algorithm) {
+      table.chosen.emplace(key, *product.algorithm);
+    }
   }
   return table;
 }

@@ -1,5 +1,5 @@
-// What tests of CUDA's libraries at the sizes of real models share: operands that stay in the
-// device's memory, and all that queues operations on them.
+// What tests of CUDA's libraries share: operands that stay in the device's memory, and all that
+// queues operations on them.
 #pragma once
 
 #include <cmath>
@@ -45,19 +45,17 @@ class DeviceTensor {
   void write(const std::vector<bf16>& numbers) {
     TESSERA_CHECK(numbers.size() * sizeof(bf16) == size(), "{} numbers for {} bytes",
                   numbers.size(), size());
-    CUDA_TRY(cudaDeviceSynchronize());
-    CUDA_TRY(cudaMemcpy(view_.data, numbers.data(), size(), cudaMemcpyHostToDevice));
+    copy(view_.data, numbers.data(), cudaMemcpyHostToDevice);
   }
   /// All numbers become NaN.
   void forget() {
     CUDA_TRY(cudaDeviceSynchronize());
-    CUDA_TRY(cudaMemset(view_.data, 0xff, size()));
+    CUDA_TRY(cudaMemsetAsync(view_.data, 0xff, size()));
     CUDA_TRY(cudaDeviceSynchronize());
   }
   std::vector<std::byte> bytes() const {
     std::vector<std::byte> all(size());
-    CUDA_TRY(cudaDeviceSynchronize());
-    CUDA_TRY(cudaMemcpy(all.data(), view_.data, all.size(), cudaMemcpyDeviceToHost));
+    copy(all.data(), view_.data, cudaMemcpyDeviceToHost);
     return all;
   }
   /// Of bf16 or f32.
@@ -75,6 +73,11 @@ class DeviceTensor {
 
  private:
   std::size_t size() const { return static_cast<std::size_t>(view_.span_bytes()); }
+  void copy(void* to, const void* from, cudaMemcpyKind kind) const {
+    CUDA_TRY(cudaDeviceSynchronize());
+    CUDA_TRY(cudaMemcpyAsync(to, from, size(), kind, nullptr));
+    CUDA_TRY(cudaDeviceSynchronize());
+  }
 
   static inline std::byte nothing;
   View view_;
@@ -117,6 +120,7 @@ class GpuRank {
   }
 
   CudaLibraries& libraries() { return libraries_; }
+  cuda::OwnKernels own_kernels() { return kernels::own_kernels(queue_, libraries_, rules); }
   const cuda::ProductRules rules;
 
  private:

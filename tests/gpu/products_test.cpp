@@ -120,94 +120,118 @@ void expect_near_by_tiles(const Floats& got, Want&& want, const Sizes& s, const 
   }
 }
 
-/// Chooses the call's product as a run does, and says whether the library computes `epilogue`
-/// within it: else nothing is compared.
+/// The product with what is within it, in parts, or what is faster of these.
+enum class Choice : std::uint8_t { whole, apart, faster };
+
+/// Chooses the call's product, and says whether the library computes `epilogue` within it: else
+/// nothing is compared.
 template <typename Call>
-void choose(GpuRank& gpu, const Call& call, Epilogue epilogue) {
+void choose(GpuRank& gpu, const Call& call, Epilogue epilogue, Choice how) {
   cuda::Matmul& matmul = gpu.libraries().matmul;
-  const cuda::GemmKey key = matmul.product_for(call, gpu.rules).key;
-  EXPECT_EQ(key.epilogue, epilogue) << "cuBLASLt refuses " << cuda::text_of(key);
+  const cuda::GemmKey key = cuda::gemm_of(call, gpu.rules).key;
+  EXPECT_EQ(key.epilogue, epilogue);
+  EXPECT_TRUE(matmul.takes(key)) << "cuBLASLt refuses " << cuda::text_of(key);
+  if (how == Choice::apart) {
+    matmul.adopt({.machine = matmul.machine(), .chosen = {}, .apart = {key}}, {&key, 1});
+    EXPECT_NE(matmul.product_for(call, gpu.rules).key, key);
+    return;
+  }
   const DeviceTensor memory(DType::u8, {cuda::Matmul::timing_bytes({&key, 1})});
-  matmul.choose({&key, 1}, cuda::AlgorithmChoice::timed, memory.view());
+  matmul.choose({&key, 1}, cuda::AlgorithmChoice::timed, memory.view(),
+                how == Choice::faster ? gpu.own_kernels() : cuda::OwnKernels());
+  // What is chosen is there for each part, and for no product twice.
+  const cuda::AlgorithmTable table = matmul.table();
+  const bool apart = table.apart.contains(key);
+  EXPECT_EQ(table.chosen.contains(key), !apart);
+  EXPECT_TRUE(how == Choice::faster || !apart);
+  EXPECT_TRUE(table.chosen.contains(matmul.product_for(call, gpu.rules).key));
+}
+
+void expect_bias_and_gelu(const Sizes& s, Choice how) {
+  SCOPED_TRACE(text_of(s));
+  GpuRank gpu;
+  const auto x = normal({s.m, s.k}, 1), bias = normal({s.n}, 3),
+             weight = normal({s.n, s.k}, 2, 1 / std::sqrt(static_cast<double>(s.k)));
+  const DeviceTensor y(DType::bf16, {s.m, s.n}), before(DType::bf16, {s.m, s.n}),
+      biased(DType::bf16, {s.m, s.n}), sums(DType::f32, {s.m, s.n});
+  Linear call{.x = x->view(), .weight = weight->view(), .y = sums.view()};
+  gpu.run(call);
+  call.bias = bias->view(), call.y = biased.view();
+  choose(gpu, call, Epilogue::none, how);
+  gpu.run(call);
+  call.y = y.view(), call.preactivation = before.view();
+  choose(gpu, call, Epilogue::gelu, how);
+  gpu.run(call);
+
+  const Floats z = sums.numbers(), b = bias->numbers(), of = before.numbers();
+  const SumsApart apart{norms(*x, Of::rows), norms(*weight, Of::rows), b, s.k};
+  const auto argument = [&](std::size_t i) { return z[i] + static_cast<double>(b[i % b.size()]); };
+  // The library may round a product before it adds the bias, and then the sum.
+  const auto off = [&](std::size_t i) {
+    return 1.01 * (apart(i) + kWritten * (std::abs(z[i]) + std::abs(argument(i))));
+  };
+  for (const DeviceTensor* written : {&before, &biased}) {
+    const Floats got = written->numbers();
+    expect_bounded(got, argument, off, "a product and a bias");
+    expect_near_by_tiles(got, argument, s, "a product and a bias");
+  }
+  const Floats got = y.numbers();
+  const auto want = [&](std::size_t i) { return gelu(argument(i)); };
+  const auto activation = [&](double x_i, double y_i) {
+    return kTanh * (1 + std::abs(x_i)) + 1.01 * kWritten * std::abs(y_i);
+  };
+  expect_bounded(
+      got, want,
+      [&](std::size_t i) { return 1.01 * kSlope * off(i) + activation(argument(i), want(i)); },
+      "gelu");
+  // Of the preactivation as written, or of what it was before: whatever k is.
+  const auto want_of = [&](std::size_t i) { return gelu(of[i]); };
+  expect_bounded(
+      got, want_of,
+      [&](std::size_t i) {
+        const double moved = 1.01 * kSlope * kWritten * std::abs(of[i]);
+        return moved + activation(of[i], std::abs(want_of(i)) + moved);
+      },
+      "gelu of the preactivation");
 }
 
 TEST(CublasLt, BiasAndGeluWithinAProductAgreeWithThemApart) {
-  for (const Sizes& s : kSizes) {
-    SCOPED_TRACE(text_of(s));
-    GpuRank gpu;
-    const auto x = normal({s.m, s.k}, 1), bias = normal({s.n}, 3),
-               weight = normal({s.n, s.k}, 2, 1 / std::sqrt(static_cast<double>(s.k)));
-    const DeviceTensor y(DType::bf16, {s.m, s.n}), before(DType::bf16, {s.m, s.n}),
-        biased(DType::bf16, {s.m, s.n}), sums(DType::f32, {s.m, s.n});
-    Linear call{.x = x->view(), .weight = weight->view(), .y = sums.view()};
-    gpu.run(call);
-    call.bias = bias->view(), call.y = biased.view();
-    choose(gpu, call, Epilogue::none);
-    gpu.run(call);
-    call.y = y.view(), call.preactivation = before.view();
-    choose(gpu, call, Epilogue::gelu);
-    gpu.run(call);
+  for (const Sizes& s : kSizes) expect_bias_and_gelu(s, Choice::whole);
+}
+TEST(CublasLt, BiasAndGeluAgreeWhereTheyAreChosenApart) {
+  for (const Choice how : {Choice::faster, Choice::apart}) expect_bias_and_gelu(kSizes[0], how);
+}
 
-    const Floats z = sums.numbers(), b = bias->numbers(), of = before.numbers();
-    const SumsApart apart{norms(*x, Of::rows), norms(*weight, Of::rows), b, s.k};
-    const auto argument = [&](std::size_t i) {
-      return z[i] + static_cast<double>(b[i % b.size()]);
-    };
-    // The library may round a product before it adds the bias, and then the sum.
-    const auto off = [&](std::size_t i) {
-      return 1.01 * (apart(i) + kWritten * (std::abs(z[i]) + std::abs(argument(i))));
-    };
-    for (const DeviceTensor* written : {&before, &biased}) {
-      const Floats got = written->numbers();
-      expect_bounded(got, argument, off, "a product and a bias");
-      expect_near_by_tiles(got, argument, s, "a product and a bias");
-    }
-    const Floats got = y.numbers();
-    const auto want = [&](std::size_t i) { return gelu(argument(i)); };
-    const auto activation = [&](double x_i, double y_i) {
-      return kTanh * (1 + std::abs(x_i)) + 1.01 * kWritten * std::abs(y_i);
-    };
-    expect_bounded(
-        got, want,
-        [&](std::size_t i) { return 1.01 * kSlope * off(i) + activation(argument(i), want(i)); },
-        "gelu");
-    // Of the preactivation as written, or of what it was before: whatever k is.
-    const auto want_of = [&](std::size_t i) { return gelu(of[i]); };
-    expect_bounded(
-        got, want_of,
-        [&](std::size_t i) {
-          const double moved = 1.01 * kSlope * kWritten * std::abs(of[i]);
-          return moved + activation(of[i], std::abs(want_of(i)) + moved);
-        },
-        "gelu of the preactivation");
-  }
+void expect_gelus_slope(const Sizes& s, Choice how) {
+  SCOPED_TRACE(text_of(s));
+  GpuRank gpu;
+  const auto d_y = normal({s.m, s.k}, 1), before = normal({s.m, s.n}, 3),
+             weight = normal({s.k, s.n}, 2, 1 / std::sqrt(static_cast<double>(s.k)));
+  const DeviceTensor d_x(DType::bf16, {s.m, s.n}), sums(DType::f32, {s.m, s.n});
+  LinearBackwardInput call{.d_y = d_y->view(), .weight = weight->view(), .d_x = sums.view()};
+  gpu.run(call);
+  call.d_x = d_x.view(), call.preactivation = before->view();
+  choose(gpu, call, Epilogue::gelu_slope, how);
+  gpu.run(call);
+
+  const Floats z = sums.numbers(), of = before->numbers(), got = d_x.numbers();
+  const SumsApart apart{norms(*d_y, Of::rows), norms(*weight, Of::columns), {}, s.k};
+  const auto want = [&](std::size_t i) { return z[i] * gelu_slope(of[i]); };
+  // As tests/unit/kernels/linear_test.cpp has it; and the library may round the product.
+  const auto bound = [&](std::size_t i) {
+    const double sum = std::abs(z[i]) + apart(i);
+    return 1.01 *
+           (kSlope * (apart(i) + kWritten * sum) + 8 * kTanh * sum + kWritten * std::abs(want(i)));
+  };
+  expect_bounded(got, want, bound, "a product and gelu's slope");
+  expect_near_by_tiles(got, want, s, "a product and gelu's slope");
 }
 
 TEST(CublasLt, GelusSlopeWithinAProductAgreesWithItApart) {
-  for (const Sizes& s : kSizes) {
-    SCOPED_TRACE(text_of(s));
-    GpuRank gpu;
-    const auto d_y = normal({s.m, s.k}, 1), before = normal({s.m, s.n}, 3),
-               weight = normal({s.k, s.n}, 2, 1 / std::sqrt(static_cast<double>(s.k)));
-    const DeviceTensor d_x(DType::bf16, {s.m, s.n}), sums(DType::f32, {s.m, s.n});
-    LinearBackwardInput call{.d_y = d_y->view(), .weight = weight->view(), .d_x = sums.view()};
-    gpu.run(call);
-    call.d_x = d_x.view(), call.preactivation = before->view();
-    choose(gpu, call, Epilogue::gelu_slope);
-    gpu.run(call);
-
-    const Floats z = sums.numbers(), of = before->numbers(), got = d_x.numbers();
-    const SumsApart apart{norms(*d_y, Of::rows), norms(*weight, Of::columns), {}, s.k};
-    const auto want = [&](std::size_t i) { return z[i] * gelu_slope(of[i]); };
-    // As tests/unit/kernels/linear_test.cpp has it; and the library may round the product.
-    const auto bound = [&](std::size_t i) {
-      const double sum = std::abs(z[i]) + apart(i);
-      return 1.01 * (kSlope * (apart(i) + kWritten * sum) + 8 * kTanh * sum +
-                     kWritten * std::abs(want(i)));
-    };
-    expect_bounded(got, want, bound, "a product and gelu's slope");
-    expect_near_by_tiles(got, want, s, "a product and gelu's slope");
-  }
+  for (const Sizes& s : kSizes) expect_gelus_slope(s, Choice::whole);
+}
+TEST(CublasLt, GelusSlopeAgreesWhereItIsChosenApart) {
+  for (const Choice how : {Choice::faster, Choice::apart}) expect_gelus_slope(kSizes[0], how);
 }
 
 }  // namespace

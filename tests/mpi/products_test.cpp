@@ -18,7 +18,10 @@ using kernels::cuda::ProductRules;
 
 class Products : public testing::Test {
  protected:
-  void TearDown() override { emulator::refuse_products(nullptr); }
+  void TearDown() override {
+    emulator::refuse_products(nullptr);
+    emulator::make_faster_apart(nullptr);
+  }
 
   View view(std::int64_t rows, std::int64_t columns) {
     auto& bytes = memory_.emplace_back(static_cast<std::size_t>(2 * rows * columns));
@@ -35,16 +38,24 @@ class Products : public testing::Test {
             kernels::LinearBackwardInput{
                 .d_y = x, .weight = view(in, out), .d_x = y, .preactivation = before}};
   }
+  /// That the rank was told something with this text, where it is the one that is told.
+  void expect_said(const char* text, bool said = true) const {
+    EXPECT_EQ(std::ranges::any_of(said_, [&](const auto& s) { return s.find(text) != s.npos; }),
+              said && control().rank() == 0)
+        << text;
+  }
   /// The keys with which the rank then computes.
   std::vector<GemmKey> tuned(Matmul& matmul, const std::vector<kernels::KernelCall>& calls) {
     memory::HostTier tier;
     said_.clear();
-    backend::tune_products(matmul, calls, ProductRules{}, tier, control(),
+    const kernels::cuda::OwnKernels own = [](const auto&, std::byte*) {};
+    backend::tune_products({.matmul = matmul, .rules = ProductRules{}, .own = own}, calls, tier,
+                           control(),
                            {.file = dir_.path() / "algorithms.txt",
                             .timed = true,
                             .memory = {},
                             .say = [&](const std::string& line) { said_.push_back(line); }});
-    return gemm_keys(calls, ProductRules{}, matmul.refused());
+    return gemm_keys(calls, ProductRules{}, matmul.apart());
   }
 
   static constexpr int kDriver = 13000;
@@ -61,7 +72,7 @@ TEST_F(Products, AreAllThereWhereNothingIsRefused) {
   EXPECT_EQ(keys, gemm_keys(calls, ProductRules{}));
   EXPECT_EQ(matmul.table().chosen.size(),
             control().rank() == 0 ? 3 * static_cast<std::size_t>(session().size()) : 3);
-  EXPECT_TRUE(matmul.refused().empty());
+  EXPECT_TRUE(matmul.apart().empty());
 }
 
 // The last rank's library refuses gelu of its own products: nobody's are less for it; all leave out
@@ -83,17 +94,60 @@ TEST_F(Products, AreWithoutWhatAnyRankRefuses) {
       }
     }
     // What one leaves out, all know.
-    const auto refused = static_cast<double>(matmul.refused().size());
+    const auto refused = static_cast<double>(matmul.apart().size());
     EXPECT_EQ(refused, bias_too ? 3 : 2);
     EXPECT_EQ(control().sum(refused), refused * static_cast<double>(session().size()));
-    const auto has = [&](const char* text) {
-      return std::ranges::any_of(said_,
-                                 [&](const std::string& s) { return s.find(text) != s.npos; });
-    };
-    EXPECT_EQ(has("cuBLASLt refuses gelu within 2 matrix products: own kernels do it"),
-              control().rank() == 0);
-    EXPECT_EQ(has("cuBLASLt refuses the bias within"), control().rank() == 0 && bias_too);
+    expect_said("cuBLASLt refuses gelu within 2 matrix products: own kernels do it");
+    expect_said("cuBLASLt refuses the bias within", bias_too);
   }
+}
+
+// What rank 0 finds faster so, all compute in parts, and what is left of it by one algorithm; so
+// does the next start, which finds nothing faster by itself.
+TEST_F(Products, AreInPartsWhereThatIsFaster) {
+  const auto calls = this->calls();
+  const auto whole = gemm_keys(calls, ProductRules{});
+  for (const bool bias_too : {false, true}) {
+    const auto faster = [&](const GemmKey& key) {
+      return key.epilogue == Epilogue::gelu || (bias_too && key.bias);
+    };
+    std::filesystem::remove(dir_.path() / "algorithms.txt");
+    for (const bool again : {false, true}) {
+      SCOPED_TRACE(fmt::format("bias too {}, again {}", bias_too, again));
+      emulator::make_faster_apart(
+          [&](const GemmKey& key) { return control().rank() == 0 && !again && faster(key); });
+      Matmul matmul(queue_, kDriver);
+      const auto keys = tuned(matmul, calls);
+      EXPECT_EQ(keys, gemm_keys(calls, ProductRules{}, matmul.apart()));
+      EXPECT_TRUE(std::ranges::none_of(keys, faster));
+      EXPECT_EQ(std::ranges::count_if(keys, &GemmKey::bias), bias_too ? 0 : 1);
+      EXPECT_EQ(std::ranges::count(keys, Epilogue::gelu_slope, &GemmKey::epilogue), 1);
+      for (const GemmKey& key : keys)
+        EXPECT_TRUE(matmul.table().chosen.contains(key)) << text_of(key);
+      for (const GemmKey& key : whole) {
+        if (faster(key)) {
+          EXPECT_TRUE(matmul.table().apart.contains(key)) << text_of(key);
+        }
+      }
+      expect_said(" matrix products are faster with gelu by own kernels behind them");
+      expect_said(" matrix products are faster with the bias by own kernels behind them", bias_too);
+      expect_said("are timed now", !again);
+    }
+  }
+}
+
+// The last rank's library refuses what is left.
+TEST_F(Products, AreInSmallerPartsWhereAPartIsRefused) {
+  const auto calls = this->calls();
+  emulator::make_faster_apart([](const GemmKey& key) { return key.epilogue == Epilogue::gelu; });
+  emulator::refuse_products([&](const GemmKey& key) {
+    return control().rank() + 1 == session().size() && key.bias && key.epilogue == Epilogue::none;
+  });
+  Matmul matmul(queue_, kDriver);
+  const auto keys = tuned(matmul, calls);
+  const bool last = control().rank() + 1 == session().size();
+  EXPECT_EQ(std::ranges::count_if(keys, &GemmKey::bias), last ? 0 : 1);
+  expect_said("cuBLASLt refuses the bias within 1 matrix products: own kernels do it");
 }
 
 TEST_F(Products, AreTimedAnewWithAnotherDriver) {

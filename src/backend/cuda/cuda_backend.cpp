@@ -227,10 +227,11 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   b.start_on_host = on_host_threads(settings.threads);
   if (ranks != nullptr) {
     // Not of NCCL's memory, which all ranks would have to have.
-    b.tune = [libraries, rules, tier = std::make_shared<memory::CudaTier>(*queue),
-              &control = ranks->control](std::span<const kernels::KernelCall> calls,
-                                         const Tuning& tuning) {
-      tune_products(libraries->matmul, calls, rules, *tier, control, tuning);
+    b.tune = [libraries, rules, own = kernels::own_kernels(*queue, *libraries, rules),
+              tier = std::make_shared<memory::CudaTier>(*queue), &control = ranks->control](
+                 std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
+      tune_products({.matmul = libraries->matmul, .rules = rules, .own = own}, calls, *tier,
+                    control, tuning);
       agree_on_attention(libraries->sdpa, calls, control, tuning);
     };
   }

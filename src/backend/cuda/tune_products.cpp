@@ -1,6 +1,7 @@
 #include "backend/cuda/tune_products.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 
@@ -21,7 +22,7 @@ std::vector<GemmKey> of_all_ranks(const Matmul& matmul, std::span<const GemmKey>
                                   const comm::Control& control) {
   // Keys travel as tables without algorithms.
   const auto text_of = [&](const auto& keys) {
-    AlgorithmTable table{.machine = matmul.machine(), .chosen = {}};
+    AlgorithmTable table{.machine = matmul.machine(), .chosen = {}, .apart = {}};
     for (const GemmKey& key : keys) table.chosen[key] = {};
     return to_text(table);
   };
@@ -45,8 +46,9 @@ std::vector<GemmKey> of_all_ranks(const Matmul& matmul, std::span<const GemmKey>
 
 /// The choices for all keys that the library does not refuse: those of the file, and new ones for
 /// the others.
-std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> all,
+std::string choose(const Products& products, memory::Tier& tier, std::span<const GemmKey> all,
                    const Tuning& tuning) {
+  Matmul& matmul = products.matmul;
   std::vector<GemmKey> missing(all.begin(), all.end());
   if (std::filesystem::exists(tuning.file)) {
     const auto kept = parse_algorithms(io::read_text(tuning.file, kMostText), tuning.file.string(),
@@ -67,51 +69,65 @@ std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> 
     tuning.say(fmt::format("{} of {} matrix products are timed now, once for all starts of the run",
                            missing.size(), all.size()));
   }
-  matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory);
+  matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory,
+                products.own);
   const std::string text = to_text(matmul.table());
   if (tuning.timed) io::write_text(tuning.file, text);
   return text;
 }
 
-/// The keys that this rank's library refuses, after all ranks have adopted what rank 0 has chosen.
-std::vector<GemmKey> adopt_choice(Matmul& matmul, std::span<const GemmKey> keys, memory::Tier& tier,
-                                  const comm::Control& control, const Tuning& tuning) {
+/// What is to be computed in parts, the same on all ranks.
+struct InParts {
+  std::vector<GemmKey> refused, faster;
+};
+
+/// After all ranks have adopted what rank 0 has chosen for `keys`, this rank's.
+InParts adopt_choice(const Products& products, std::span<const GemmKey> keys, memory::Tier& tier,
+                     const comm::Control& control, const Tuning& tuning) {
+  Matmul& matmul = products.matmul;
   const auto all = of_all_ranks(matmul, keys, control);
   std::string chosen;
   control.together([&] {
-    if (control.rank() == 0) chosen = choose(matmul, tier, all, tuning);
+    if (control.rank() == 0) chosen = choose(products, tier, all, tuning);
   });
   chosen = control.broadcast(chosen);
   std::vector<GemmKey> refused;
+  InParts found;
   control.together([&] {
     const auto table = parse_algorithms(chosen, "rank 0's choice", matmul.machine());
     TESSERA_CHECK(table, "rank 0 has another GPU or library");
     refused = matmul.adopt(*table, keys);
+    std::ranges::copy_if(all, std::back_inserter(found.faster),
+                         [&](const GemmKey& key) { return table->apart.contains(key); });
   });
-  return refused;
+  found.refused = of_all_ranks(matmul, refused, control);
+  return found;
+}
+
+/// Says what is left out of these products, and why.
+void say(std::span<const GemmKey> keys, std::string_view why, const Tuning& tuning) {
+  const auto activated = std::ranges::count_if(
+      keys, [](const GemmKey& key) { return key.epilogue != kernels::cuda::Epilogue::none; });
+  const auto line = [&](std::int64_t count, const char* what) {
+    if (count != 0) tuning.say(fmt::format(fmt::runtime(why), what, count));
+  };
+  line(activated, "gelu");
+  line(std::ssize(keys) - activated, "the bias");
 }
 
 }  // namespace
 
-void tune_products(Matmul& matmul, std::span<const kernels::KernelCall> calls,
-                   const kernels::cuda::ProductRules& rules, memory::Tier& tier,
-                   const comm::Control& control, const Tuning& tuning) {
+void tune_products(const Products& products, std::span<const kernels::KernelCall> calls,
+                   memory::Tier& tier, const comm::Control& control, const Tuning& tuning) {
+  Matmul& matmul = products.matmul;
   while (true) {
-    const auto keys = gemm_keys(calls, rules, matmul.refused());
-    const auto refused =
-        of_all_ranks(matmul, adopt_choice(matmul, keys, tier, control, tuning), control);
-    if (refused.empty()) return;
-    control.together([&] { matmul.refuse(refused); });
+    const auto keys = gemm_keys(calls, products.rules, matmul.apart());
+    const InParts found = adopt_choice(products, keys, tier, control, tuning);
+    if (found.refused.empty() && found.faster.empty()) return;
+    control.together([&] { matmul.refuse(found.refused); });
     if (control.rank() != 0) continue;
-    const auto activated = std::ranges::count_if(
-        refused, [](const GemmKey& key) { return key.epilogue != kernels::cuda::Epilogue::none; });
-    const auto say = [&](std::int64_t count, const char* what) {
-      if (count == 0) return;
-      tuning.say(fmt::format("cuBLASLt refuses {} within {} matrix products: own kernels do it",
-                             what, count));
-    };
-    say(activated, "gelu");
-    say(std::ssize(refused) - activated, "the bias");
+    say(found.refused, "cuBLASLt refuses {} within {} matrix products: own kernels do it", tuning);
+    say(found.faster, "{1} matrix products are faster with {0} by own kernels behind them", tuning);
   }
 }
 

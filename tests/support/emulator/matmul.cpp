@@ -12,16 +12,21 @@
 namespace tessera::emulator {
 namespace {
 
-std::function<bool(const kernels::cuda::GemmKey&)>& refused() {
-  static std::function<bool(const kernels::cuda::GemmKey&)> which;
+using Which = std::function<bool(const kernels::cuda::GemmKey&)>;
+
+Which& refused() {
+  static Which which;
+  return which;
+}
+Which& faster_apart() {
+  static Which which;
   return which;
 }
 
 }  // namespace
 
-void refuse_products(std::function<bool(const kernels::cuda::GemmKey&)> which) {
-  refused() = std::move(which);
-}
+void refuse_products(Which which) { refused() = std::move(which); }
+void make_faster_apart(Which which) { faster_apart() = std::move(which); }
 
 }  // namespace tessera::emulator
 
@@ -143,20 +148,30 @@ struct Matmul::Library {
   AlgorithmTable table;
 };
 Matmul::Matmul(const Queue& queue, int driver)
-    : library_(new Library{queue, {.machine = {1, "emulated", 9, 0, driver}, .chosen = {}}}) {}
+    : library_(new Library{
+          queue, {.machine = {1, "emulated", 9, 0, driver}, .chosen = {}, .apart = {}}}) {}
 Matmul::~Matmul() = default;
 
 bool Matmul::takes(const GemmKey& key) { return !refuses(key); }
 std::int64_t Matmul::timing_bytes(std::span<const GemmKey>) { return 0; }
-void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice, const View&) {
+void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View&,
+                    const OwnKernels& own) {
+  const auto& apart = emulator::faster_apart();
   for (const GemmKey& key : keys) {
-    if (!refuses(key)) library_->table.chosen[key] = {};
+    if (refuses(key)) continue;
+    if (how == AlgorithmChoice::timed && own && !is_plain(key) && apart && apart(key)) {
+      library_->table.apart.insert(key), apart_.insert(key);
+    } else {
+      library_->table.chosen[key] = {};
+    }
   }
 }
 std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const GemmKey> keys) {
   std::vector<GemmKey> missing;
   for (const GemmKey& key : keys) {
-    if (table.chosen.contains(key) && !refuses(key)) {
+    if (table.apart.contains(key)) {
+      library_->table.apart.insert(key), apart_.insert(key);
+    } else if (table.chosen.contains(key) && !refuses(key)) {
       library_->table.chosen[key] = table.chosen.at(key);
     } else {
       missing.push_back(key);

@@ -11,4 +11,7 @@ namespace tessera::emulator {
 /// error. Null: it takes all.
 void refuse_products(std::function<bool(const kernels::cuda::GemmKey&)> which);
 
+/// From here on the emulated library finds these products faster in parts where it times them.
+void make_faster_apart(std::function<bool(const kernels::cuda::GemmKey&)> which);
+
 }  // namespace tessera::emulator

@@ -93,6 +93,48 @@ TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
   }
 }
 
+/// What is computed of the call where these products are apart.
+template <typename Call>
+Gemm in_parts(const Call& call, const Apart& apart) {
+  return gemm_of(call, ProductRules{}, apart);
+}
+
+// What is left of a product is the one of an operation that does less.
+TEST(Gemm, PartsAreProductsOfSimplerOperations) {
+  const Tensor x(DType::bf16, {6, 16}), w(DType::bf16, {40, 16}), y(DType::bf16, {6, 40}),
+      before(DType::bf16, {6, 40}, 8), b(DType::bf16, {40});
+  const Linear call{.x = x.view(),
+                    .weight = w.view(),
+                    .bias = b.view(),
+                    .y = y.view(),
+                    .preactivation = before.view()};
+  const Linear with_bias = product_of(call);
+  Linear alone = with_bias;
+  alone.bias = {};
+  const auto expect_same = [](const Gemm& got, const Gemm& want) {
+    EXPECT_EQ(got.key, want.key) << text_of(got.key);
+    EXPECT_EQ(got.d, want.d);
+    EXPECT_EQ(got.aux, want.aux);
+  };
+  const Gemm whole = gemm_of(call, ProductRules{});
+  const Gemm second = gemm_of(with_bias, ProductRules{}), last = gemm_of(alone, ProductRules{});
+  EXPECT_EQ(second.d, before.view().data);
+  expect_same(in_parts(call, {}), whole);
+  expect_same(without_last(whole), second);
+  expect_same(without_last(second), last);
+  expect_same(in_parts(call, {whole.key}), second);
+  expect_same(in_parts(call, {second.key}), whole);
+  expect_same(in_parts(call, {whole.key, second.key}), last);
+  EXPECT_THROW(without_last(last), InternalError);
+
+  const LinearBackwardInput back{.d_y = x.view(),
+                                 .weight = w.view().matrix().reshaped({16, 40}),
+                                 .d_x = y.view(),
+                                 .preactivation = before.view()};
+  const Gemm slope = gemm_of(back, ProductRules{});
+  expect_same(in_parts(back, {slope.key}), gemm_of(product_of(back), ProductRules{}));
+}
+
 // Both along k, so that what is summed over rows is turned.
 TEST(Gemm, OfFp8OperandsAreOfCodesInScratch) {
   const Tensor x(DType::bf16, {32, 48}, 16), w(DType::bf16, {80, 48}), y(DType::bf16, {32, 80}),
@@ -220,7 +262,8 @@ TEST(Gemm, ArgumentsThatBreakTheContractAreRefused) {
 AlgorithmTable example() {
   AlgorithmTable table{
       .machine = {.library = 130100, .gpu = "NVIDIA H200", .major = 9, .minor = 0, .driver = 13000},
-      .chosen = {}};
+      .chosen = {},
+      .apart = {}};
   const GemmKey key{.type_a = DType::bf16,
                     .type_b = DType::bf16,
                     .result = DType::bf16,
@@ -252,6 +295,9 @@ AlgorithmTable example() {
   GemmKey fp8 = key;
   fp8.type_a = DType::e4m3, fp8.type_b = DType::e5m2;
   table.chosen.emplace(fp8, algorithm);
+  GemmKey apart = activated;
+  apart.n = 4096;
+  table.apart.insert(apart);
   return table;
 }
 
@@ -277,6 +323,9 @@ TEST(AlgorithmTable, IsToBeMadeAgainOnAnotherMachine) {
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.minor = 3; }));
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.driver = 12080; }));
   EXPECT_FALSE(parse_algorithms("tessera matrix products 1\nwhatever", "a", table.machine));
+  std::string before = text;
+  before.replace(before.find("products 5"), 10, "products 4");
+  EXPECT_FALSE(parse_algorithms(before, "a", table.machine));
 }
 
 std::string refusal(const std::string& text) {
@@ -301,7 +350,15 @@ TEST(AlgorithmTable, SaysWhereItIsNotOne) {
             "again");
   EXPECT_EQ(
       refusal(text + text.substr(text.find("bf16"))),
-      "run/algorithms.txt:10: a product that is there twice; remove the file to choose again");
+      "run/algorithms.txt:11: a product that is there twice; remove the file to choose again");
+  std::string line = text.substr(text.rfind("bf16 bf16 bf16"));
+  EXPECT_TRUE(line.ends_with(" gelu 3080 8 apart\n")) << line;
+  EXPECT_EQ(
+      refusal(text + line),
+      "run/algorithms.txt:11: a product that is there twice; remove the file to choose again");
+  line.replace(line.find("bias"), std::string::npos, "plain overwrite same none apart\n");
+  EXPECT_EQ(refusal(text + line),
+            "run/algorithms.txt:11: a product that has no parts; remove the file to choose again");
 }
 
 // Whatever is done to a byte or to the end of it, the table is read, made again, or refused.

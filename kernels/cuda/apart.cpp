@@ -1,15 +1,33 @@
-#include "kernels/cuda/refusals.hpp"
+#include "kernels/cuda/apart.hpp"
 
 namespace tessera::kernels::cuda {
 
+Gemm without_last(Gemm product) {
+  GemmKey& key = product.key;
+  TESSERA_CHECK(!is_plain(key), "nothing can be left out of {}", text_of(key));
+  if (key.epilogue == Epilogue::none) {
+    key.bias = false;
+    return product;
+  }
+  if (key.epilogue == Epilogue::gelu) {  // which is then of what AUX holds
+    product.d = product.aux;
+    key.ldd = key.ld_aux;
+    key.align_d = key.align_aux;
+  }
+  product.aux = nullptr;
+  key.epilogue = Epilogue::none;
+  key.ld_aux = key.align_aux = 0;
+  return product;
+}
+
 std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductRules& rules,
-                               const Refusals& refused) {
+                               const Apart& apart) {
   std::set<GemmKey> keys;
   for (const KernelCall& call : calls) {
     std::visit(
         [&](const auto& args) {
           if constexpr (requires { gemm_of(args, rules); })
-            keys.insert(gemm_of(args, rules, refused).key);
+            keys.insert(gemm_of(args, rules, apart).key);
         },
         call);
   }
@@ -20,7 +38,7 @@ std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductR
   return gemm_keys(calls, rules, {});
 }
 
-void add_refused(Refusals& all, std::span<const GemmKey> keys, std::int64_t library) {
+void add_refused(Apart& all, std::span<const GemmKey> keys, std::int64_t library) {
   for (const GemmKey& key : keys) {
     if (is_plain(key)) {
       throw DeviceError(
