@@ -94,6 +94,17 @@ class Problem {
   }
 };
 
+/// A rank that has computed a problem of these numbers by cuDNN.
+struct Computed {
+  Computed(const Sizes& sizes, unsigned seed) : problem(sizes) {
+    problem.write(seed), problem.forget();
+    problem.run(gpu);
+  }
+
+  GpuRank gpu;
+  Problem problem;
+};
+
 /// That cuDNN was asked for `shapes`, and took them all: else the own kernels are compared with
 /// themselves.
 void expect_taken(GpuRank& gpu, std::size_t shapes) {
@@ -113,10 +124,9 @@ void expect_same_bits(const Results& got, const Results& want, const std::string
 TEST(CudnnAttention, AGraphsSecondLaunchHasTheBitsOfACall) {
   for (const Sizes& s : kSizes) {
     SCOPED_TRACE(name_of(s));
-    GpuRank gpu;
-    Problem problem(s);
-    problem.write(2), problem.forget();
-    problem.run(gpu);
+    Computed computed(s, 2);
+    GpuRank& gpu = computed.gpu;
+    Problem& problem = computed.problem;
     const Results want = problem.results();
     expect_taken(gpu, 2);
     const auto graph = gpu.record([&] { problem.run(gpu); });
@@ -192,10 +202,9 @@ double lse_bound(double norm, const Sizes& s, double lse) {
 TEST(CudnnAttention, AgreesWithTheOwnKernels) {
   for (const Sizes& s : kSizes) {
     SCOPED_TRACE(name_of(s));
-    GpuRank gpu;
-    Problem problem(s);
-    problem.write(3), problem.forget();
-    problem.run(gpu);
+    Computed computed(s, 3);
+    GpuRank& gpu = computed.gpu;
+    Problem& problem = computed.problem;
     const Floats out = problem.out.numbers(), lse = problem.lse.numbers(),
                  d_qkv = problem.d_qkv.numbers();
     problem.forget();
@@ -231,10 +240,9 @@ TEST(CudnnAttention, PiecesHaveTheBitsOfSamplesOneAtATime) {
   for (const auto& [s, at_once] :
        {std::pair{Sizes{3, 4096, 8, 8, 64}, 1}, std::pair{Sizes{6, 2048, 8, 2, 128}, 3}}) {
     SCOPED_TRACE(name_of(s));
-    GpuRank gpu;
-    Problem problem(s);
-    problem.write(4), problem.forget();
-    problem.run(gpu);
+    Computed computed(s, 4);
+    GpuRank& gpu = computed.gpu;
+    Problem& problem = computed.problem;
     const AttentionBackward all = problem.backward();
     ASSERT_EQ(cuda::sdpa_plan(all, cuda::kAtOnce)->samples, at_once);
     expect_taken(gpu, 2);
