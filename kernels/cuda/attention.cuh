@@ -638,6 +638,20 @@ struct BackwardBlock {
     commit_copies();
   }
 
+  /// Waits for a step's columns, and begins to copy the next step's where there is room for both.
+  __device__ __forceinline__ void take_columns(const AttentionSetting& s,
+                                               const BackwardOperands<T>& a, int step,
+                                               T* columns) const {
+    if constexpr (Tiles::kStages == 1) begin_columns(s, a, step, columns);
+    if (Tiles::kStages == 2 && step + 1 < steps) {
+      begin_columns(s, a, step + 1, columns);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+  }
+
   /// Where a warp's tile of scores is.
   struct TilePlace {
     int head, first_row, first_column;
@@ -688,6 +702,32 @@ struct BackwardBlock {
   }
 };
 
+/// Writes a warp's sums: of keys (or queries) and, by keys, of values.
+template <typename T, int kDim, Side kSide, Masking kMasking, int kScores, int kValues>
+__device__ __forceinline__ void store_gradients(
+    const BackwardBlock<T, kDim, kSide, kMasking>& block, const AttentionSetting& s,
+    const BackwardOperands<T>& a, int warp_row, const WarpTile<kScores>& d_score_rows,
+    const WarpTile<kValues>& d_value_rows) {
+  constexpr bool kByKeys = kSide == Side::keys;
+  const auto store = [&]<typename G>(const auto& tile, const HeadsView<G>& to, float factor) {
+    const float factors[2] = {factor, factor};
+    store_tile(tile, to.matrix(s, block.sample, block.rows_of_sample(s), block.own_head), warp_row,
+               block.piece, factors, kByKeys && a.add_keys);
+  };
+  if constexpr (!kByKeys) {
+    store(d_score_rows, a.d_q, s.scale);
+  } else {
+    const auto store_keys = [&]<typename G>(G*) {
+      const auto typed = [](const HeadsView<std::byte>& v) {
+        return HeadsView<G>{reinterpret_cast<G*>(v.data), v.ld, v.dim};
+      };
+      store(d_score_rows, typed(a.d_k), s.scale);
+      store(d_value_rows, typed(a.d_v), 1);
+    };
+    a.wide_keys ? store_keys(static_cast<float*>(nullptr)) : store_keys(static_cast<T*>(nullptr));
+  }
+}
+
 template <typename T, int kDim, Side kSide, Masking kMasking>
 __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeastBlocks<T>)
     attention_gradient(AttentionSetting s, BackwardOperands<T> a) {
@@ -714,17 +754,10 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
     rows.take(warp_row, Block::rows_of_sample(s),
               [&](int row) { return Block::seen(s, block.sample, row); });
   }
-  WarpTile<Tiles::kPiece> d_score_rows;                                 // of keys, or queries
-  [[maybe_unused]] WarpTile<kByKeys ? Tiles::kPiece : 8> d_value_rows;  // of values
+  WarpTile<Tiles::kPiece> d_score_rows;                // of keys, or queries
+  WarpTile<kByKeys ? Tiles::kPiece : 8> d_value_rows;  // of values
   for (int step = 0; step < block.steps; ++step) {
-    if constexpr (Tiles::kStages == 1) block.begin_columns(s, a, step, columns);
-    if (Tiles::kStages == 2 && step + 1 < block.steps) {
-      block.begin_columns(s, a, step + 1, columns);
-      wait_for_copies<1>();
-    } else {
-      wait_for_copies<0>();
-    }
-    __syncthreads();
+    block.take_columns(s, a, step, columns);
     const T* const score_columns = columns + step % Tiles::kStages * 2 * kColumns * kPitchT;
     const T* const value_columns = score_columns + kColumns * kPitchT;
     const typename Block::TilePlace place{.head = block.head(step),
@@ -744,24 +777,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
                                                   staging);
     __syncthreads();  // nobody reads these columns any more
   }
-
-  const auto store = [&]<typename G>(const auto& tile, const HeadsView<G>& to, float factor) {
-    const float factors[2] = {factor, factor};
-    store_tile(tile, to.matrix(s, block.sample, Block::rows_of_sample(s), block.own_head), warp_row,
-               block.piece, factors, kByKeys && a.add_keys);
-  };
-  if constexpr (!kByKeys) {
-    store(d_score_rows, a.d_q, s.scale);
-  } else {
-    const auto store_keys = [&]<typename G>(G*) {
-      const auto typed = [](const HeadsView<std::byte>& v) {
-        return HeadsView<G>{reinterpret_cast<G*>(v.data), v.ld, v.dim};
-      };
-      store(d_score_rows, typed(a.d_k), s.scale);
-      store(d_value_rows, typed(a.d_v), 1);
-    };
-    a.wide_keys ? store_keys(static_cast<float*>(nullptr)) : store_keys(static_cast<T*>(nullptr));
-  }
+  store_gradients(block, s, a, warp_row, d_score_rows, d_value_rows);
 }
 
 }  // namespace tessera::kernels::cuda
