@@ -59,6 +59,26 @@ struct AddNormRow {
         pending[k].read(a.addition.pending[r] + c, count, a.addition.wide);
     });
   }
+
+  /// x becomes a run of the sum, of what has been read or, where nothing was kept, is read now.
+  template <bool kRead>
+  __device__ __forceinline__ void add(const AddNormRows<T>& a, std::int64_t first, std::int64_t r,
+                                      int k, std::int64_t c, int count, float (&x)[V]) const {
+    const AddPendingRun<T>& addition = a.addition;
+    if (kRead) {
+      resid[k].unpack(x);
+    } else {
+      load(addition.resid[r] + first + c, count, addition.wide, x);
+    }
+    if (addition.pending.data == nullptr) return;
+    float p[V];
+    if (kRead) {
+      pending[k].unpack(p);
+    } else {
+      load(addition.pending[r] + c, count, addition.wide, p);
+    }
+    addition.add(r, c, count, x, p);
+  }
 };
 
 /// A team goes over every so many rows. With kRuns > 0 a row stays in registers, and the next is on
@@ -86,20 +106,7 @@ __global__ void __launch_bounds__(Team::kMostThreads, kRuns == 1 && sizeof(T) ==
     const T* again = (pending ? addition.sum[r] : addition.resid[r]) + first;
     float x[kKept][V] = {}, total = 0;
     team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
-      if (kRuns > 0) {
-        row.resid[k].unpack(x[k]);
-      } else {
-        load(addition.resid[r] + first + c, count, wide, x[k]);
-      }
-      if (pending) {
-        float p[V];
-        if (kRuns > 0) {
-          row.pending[k].unpack(p);
-        } else {
-          load(addition.pending[r] + c, count, wide, p);
-        }
-        addition.add(r, c, count, x[k], p);
-      }
+      row.template add<(kRuns > 0)>(a, first, r, k, c, count, x[k]);
 #pragma unroll
       for (int i = 0; i < V; ++i) total = total + (i < count ? x[k][i] : 0.0F);
     });
