@@ -34,18 +34,20 @@ void run(const Attention& a, const Context& context) {
 }
 
 std::int64_t scratch_bytes(const AttentionBackward& a, const Context& context) {
-  return float_bytes(context.threads * attention_backward_scratch(a.shape, a.q.extent(1)));
+  return float_bytes(context.threads *
+                     attention_backward_scratch(a.shape, a.q.extent(1), a.k.extent(1)));
 }
 
 void run(const AttentionBackward& a, const Context& context) {
   check(a);
   check_document_rows(a.documents, sequence_of(a));
-  const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
+  const std::int64_t samples = a.q.extent(0),
+                     own = attention_backward_scratch(a.shape, a.q.extent(1), a.k.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   auto* scratch = reinterpret_cast<float*>(a.scratch.data);
   parallel_units(context.threads, samples * a.shape.kv_heads, [&](std::int64_t i, int thread) {
     context.hot.attention_backward(a, rule, {i / a.shape.kv_heads, i % a.shape.kv_heads},
-                                   scratch + thread * attention_backward_scratch(a.shape, tokens));
+                                   scratch + thread * own);
   });
 }
 

@@ -142,6 +142,8 @@ struct SumOfParts {
 
 /// Those of them that are also compiled for instructions for matrices.
 #define TESSERA_EACH_MATRIX_KERNEL(F) \
+  F(attention)                        \
+  F(attention_backward)               \
   F(product_form)                     \
   F(pack_left) F(multiply_part) F(few_rows_scratch) F(pack_few_rows) F(multiply_few_rows)
 

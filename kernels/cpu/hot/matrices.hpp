@@ -156,6 +156,7 @@ struct Matrices : Pairs {
  private:
   static constexpr std::int64_t kWordsAtOnce = 128;
 
+ public:
   // Which register is which matrix: sums 0 to 3, two of the left operand, two of the right one.
   template <int kRegister, typename T>
   TESSERA_INLINE static void load(const T* from, std::int64_t ld) {

@@ -147,7 +147,7 @@ std::vector<Tensor> run_both(Device& device, const Inputs& in, const Tensor& d_o
 
 // Dropout keeps the calls from cuDNN, whose bits are others.
 TEST(AttentionMasks, OneDocumentHasTheBitsOfNone) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_devices_of_products([](Device& device, DType type) {
     for (const auto mask : {kCausal, kBidirectional}) {
       Case c = square(100, mask, 0, 0, {100});
       c.dropout = 0.1F;
@@ -161,7 +161,7 @@ TEST(AttentionMasks, OneDocumentHasTheBitsOfNone) {
 }
 
 TEST(AttentionMasks, AWindowOfAllTokensHasTheBitsOfNone) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_devices_of_products([](Device& device, DType type) {
     for (const auto mask : {kCausal, kBidirectional}) {
       Case c = square(70, mask, 70);
       c.dropout = 0.1F;
@@ -187,7 +187,7 @@ Tensor tokens_of(const Tensor& whole, std::int64_t first, std::int64_t count, bo
 
 // Of a document whose neighbours are not even numbers: nothing of them is read.
 TEST(AttentionMasks, OnACpuADocumentHasTheBitsThatItHasAlone) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  const auto expect_bits_alone = [](Device& device, DType type) {
     for (const auto mask : {kCausal, kBidirectional}) {
       for (const std::int64_t window : {0, 30}) {
         const std::int64_t first = 37, count = 100;
@@ -212,7 +212,48 @@ TEST(AttentionMasks, OnACpuADocumentHasTheBitsThatItHasAlone) {
         }
       }
     }
-  });
+  };
+  for_cpu_devices_and_types(expect_bits_alone);
+  for_matrix_device(expect_bits_alone);
+}
+
+/// Out, lse and d_q of queries [first, first + queries) of a case, from what all have.
+void expect_bits_of_some_queries(Device& device, const Inputs& in, const Tensor& d_out,
+                                 const std::vector<Tensor>& all, std::int64_t first,
+                                 std::int64_t queries) {
+  Case c = in.reference.c;
+  c.first = first, c.queries = queries;
+  Inputs some = make_inputs(c, in.q.view().type);
+  some.q = positions_of(in.q, first, queries);
+  some.k = in.k.copy(), some.v = in.v.copy();
+  const auto got = run_both(device, some, positions_of(d_out, first, queries));
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(got[i].same_bits(tokens_of(all[i], first, queries, i == 1)))
+        << "output " << i << " of " << queries << " queries from token " << first;
+  }
+}
+
+// However a prompt comes in chunks, or queries are divided over ranks.
+TEST(AttentionMasks, OnACpuAQueryHasTheBitsThatItHasAmongOthers) {
+  const auto expect = [](Device& device, DType type) {
+    for (const auto mask : {kCausal, kBidirectional}) {
+      for (const std::int64_t window : {0, 45}) {
+        for (const auto& lengths :
+             std::vector<std::vector<std::int64_t>>{{}, {37, 150, 103}, {290}}) {
+          Case c = square(290, mask, window, 0, lengths);
+          c.dim = 40;
+          const Inputs in = make_inputs(c, type);
+          const auto d_out = Tensor::random(type, {c.samples, c.queries, c.dim}, 9);
+          const auto all = run_both(device, in, d_out);
+          for (const auto& [first, queries] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+                   {0, 2}, {13, 31}, {100, 190}, {35, 4}, {250, 40}})
+            expect_bits_of_some_queries(device, in, d_out, all, first, queries);
+        }
+      }
+    }
+  };
+  for_cpu_devices_and_types(expect);
+  for_matrix_device(expect);
 }
 
 TEST(AttentionMasks, OnACpuRefusesDocumentsThatDoNotFollowOneAnother) {

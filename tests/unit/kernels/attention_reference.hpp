@@ -48,6 +48,7 @@ inline void for_attention_devices(
     for_cpu_devices_and_types([&](Device& device, DType type) {
       f(device, type, type == DType::bf16 ? rounded(type, false) : ScoreRounding{});
     });
+    for_matrix_device([&](Device& device, DType type) { f(device, type, rounded(type, false)); });
   }
   if (gpu() == Gpu::none) return;
   const auto device = tessera::test::make_cuda_test_device();

@@ -84,7 +84,7 @@ Tensor with_columns(const Tensor& x, std::int64_t heads, std::int64_t from, std:
 // Values of fewer columns than keys, or of more, are those of as many where zeros are in the place
 // of what is not there. (With dropout: cuDNN, whose bits are others, would take the latter.)
 TEST(Attention, ValuesMayBeOfAnotherWidth) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_devices_of_products([](Device& device, DType type) {
     for (const auto& [dim, values] : tessera::test::some_of(
              std::vector{std::pair{20, 12}, {24, 16}, {12, 20}, {7, 1}, {192, 128}, {40, 100}})) {
       for (const std::int64_t queries : {70, 1}) {
@@ -282,7 +282,7 @@ TEST(Attention, UnevenPartsOfTheHeadsMakeTheWhole) {
 // Rows that begin on 16 bytes are read as whole vectors, others element by element; with dropout,
 // for cuDNN, whose bits are others, would take some of these.
 TEST(Attention, AlignmentChangesNoBit) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_devices_of_products([](Device& device, DType type) {
     const auto run_with = [&](std::int64_t gap) {
       const Case c{1, 70, 70, 2, 1, 24, gap, 0.1F};
       const Inputs in = make_inputs(c, type);

@@ -216,23 +216,26 @@ Tensor alone(Device& device, const Caches& x, std::int64_t b) {
   return rows_of(out, 0, first, s.count);
 }
 
+void expect_bits_of_each_sample_alone(Device& device, DType type) {
+  for (std::size_t i = 0; i < kAttention.size(); ++i) {
+    const Caches x(kAttention[i], type);
+    const Tensor out = x.run_on(device, false), of_pages = x.run_on(device, true);
+    for (std::int64_t b = 0; b < out.view().extent(0); ++b) {
+      const std::int64_t count = x.c.samples[static_cast<std::size_t>(b)].count;
+      if (count == 0) continue;
+      const Tensor want = alone(device, x, b);
+      EXPECT_TRUE(rows_of(out, b, 0, count).same_bits(want) &&
+                  rows_of(of_pages, b, 0, count).same_bits(want))
+          << to_string(type) << ", case " << i << ", sample " << b;
+    }
+  }
+}
 TEST(CachedAttention, HasTheBitsOfEachSampleAlone) {
   for_cpu_devices([](Device& device) {
-    for (const DType type : {DType::f32, DType::bf16}) {
-      for (std::size_t i = 0; i < kAttention.size(); ++i) {
-        const Caches x(kAttention[i], type);
-        const Tensor out = x.run_on(device, false), of_pages = x.run_on(device, true);
-        for (std::int64_t b = 0; b < out.view().extent(0); ++b) {
-          const std::int64_t count = x.c.samples[static_cast<std::size_t>(b)].count;
-          if (count == 0) continue;
-          const Tensor want = alone(device, x, b);
-          EXPECT_TRUE(rows_of(out, b, 0, count).same_bits(want) &&
-                      rows_of(of_pages, b, 0, count).same_bits(want))
-              << to_string(type) << ", case " << i << ", sample " << b;
-        }
-      }
-    }
+    for (const DType type : {DType::f32, DType::bf16})
+      expect_bits_of_each_sample_alone(device, type);
   });
+  for_matrix_device(expect_bits_of_each_sample_alone);
 }
 
 /// A sample alone in double: values have zeros in the columns that only keys have.

@@ -138,7 +138,7 @@ inline std::vector<Isa> isas() {
   if (best_isa() >= Isa::v4) all.push_back(Isa::v4);
   return all;
 }
-/// And that with instructions for matrices, which only products of bf16 have.
+/// And that with instructions for matrices, which only products of bf16, and attention to it, have.
 inline std::vector<Isa> isas_of_products() {
   std::vector<Isa> all = isas();
   if (best_isa() == Isa::amx) all.push_back(Isa::amx);
@@ -186,12 +186,16 @@ inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) 
   }
 }
 
-/// The same, and bf16 with instructions for matrices.
-inline void for_devices_of_products(const std::function<void(Device&, DType)>& f) {
-  for_devices_and_types(f);
-  if (gpu() == Gpu::real || best_isa() != Isa::amx) return;
+/// f(device, bf16) with instructions for matrices, if there are any.
+inline void for_matrix_device(const std::function<void(Device&, DType)>& f) {
+  if (best_isa() != Isa::amx) return;
   SCOPED_TRACE(enum_word(Isa::amx));
   f(*make_cpu_device({.threads = 2, .isa = Isa::amx}), DType::bf16);
+}
+/// The same devices and types, and that.
+inline void for_devices_of_products(const std::function<void(Device&, DType)>& f) {
+  for_devices_and_types(f);
+  if (gpu() != Gpu::real) for_matrix_device(f);
 }
 
 /// How many roundings a term of a sum over a row of n goes through. On a CPU sixteen lanes add n /

@@ -1,0 +1,384 @@
+// Gradients of attention to bf16 with a processor's instructions for matrices (Dao 2023,
+// FlashAttention-2, algorithm 2, with queries outside and keys inside). Scores are transposed, keys
+// by queries: as rows of keys, probabilities and gradients of scores are the left operands of d_v
+// and d_k, and in pairs of keys the right one of d_q, which is made transposed. Other types are as
+// with AVX-512.
+#include <algorithm>
+
+#include "kernels/cpu/hot/attention_matrices.hpp"
+#include "kernels/cpu/hot/kernels.hpp"
+
+namespace tessera::kernels {
+namespace isa_v4 {
+extern const HotKernels kTable;
+}
+
+namespace TESSERA_ISA {
+namespace {
+
+/// What the backward of a kv head works in.
+struct BackwardScratch {
+  BackwardScratch(const AttentionShape& shape, std::int64_t keys, float* scratch)
+      : dims(padded_dims(shape)),
+        q_words(matrix_depths(shape).q / 2),
+        v_words(matrix_depths(shape).v / 2),
+        d_k(take<float>(scratch, round_up(keys, kBackwardKeys) * dims.q)),
+        d_v(take<float>(scratch, round_up(keys, kBackwardKeys) * dims.v)),
+        k_turned(take<Pair>(scratch, round_up(keys, kBackwardKeys) * dims.q / 2)),
+        k(take<Pair>(scratch, kBackwardKeys * q_words)),
+        v(take<Pair>(scratch, kBackwardKeys * v_words)),
+        q_turned{take<Pair>(scratch, kBackwardQueries * q_words), q_words * kLanes},
+        d_out_turned{take<Pair>(scratch, kBackwardQueries * v_words), v_words * kLanes},
+        q{take<Pair>(scratch, kBackwardQueries * dims.q / 2), kBackwardQueries / 2 * kLanes},
+        d_out{take<Pair>(scratch, kBackwardQueries * dims.v / 2), kBackwardQueries / 2 * kLanes},
+        d_q(take<float>(scratch, kBackwardQueries * dims.q)),
+        lse(take<float>(scratch, kBackwardQueries)),
+        delta(take<float>(scratch, kBackwardQueries)),
+        p(take<Pair>(scratch, kSide * kBackwardQueries / 2)),
+        d_s(take<Pair>(scratch, kSide * kBackwardQueries / 2)),
+        d_s_right{take<Pair>(scratch, kBackwardKeys / 2 * kBackwardQueries),
+                  kBackwardKeys / 2 * kLanes},
+        scores(take<float>(scratch, kSide * kSide)),
+        d_p(take<float>(scratch, kSide * kSide)) {}
+
+  PaddedDims dims;                // Dp, Ep
+  std::int64_t q_words, v_words;  // of rows of q and k, of d_out and v
+  float *d_k, *d_v;               // of a document's keys, (S, Dp), (S, Ep)
+  Pair* k_turned;                 // of each 64 of them (Dp, 64), on the left
+  Pair *k, *v;                    // of 64 of them, on the left
+  Right q_turned, d_out_turned;   // (D, 128), (E, 128)
+  Right q, d_out;                 // (128, D), (128, E)
+  float* d_q;                     // (Dp, 128)
+  float *lse, *delta;             // (128): log2 of the sum of exponentials; of P dP over keys
+  Pair *p, *d_s;                  // of 32 keys (32, 128), on the left
+  Right d_s_right;                // (64, 128)
+  float *scores, *d_p;            // (32, 32)
+};
+
+/// Queries of one head and of one document, which are packed, and keys of it. Places are counted
+/// from the first of these queries and keys.
+struct BackwardTile {
+  Sight sight;
+  Range document, of_document;  // of queries, and its keys that are here
+  Range queries, keys;
+
+  /// Queries that see any of some keys, and keys that any of some queries sees, in whole matrices.
+  Range that_see(Range some) const {
+    return whole(sight.queries_of(Range{keys.begin + some.begin, keys.begin + some.end}, document),
+                 queries);
+  }
+  Range seen_by(Range some) const {
+    return whole(
+        sight.keys_of(Range{queries.begin + some.begin, queries.begin + some.end}, of_document),
+        keys);
+  }
+  /// Whether each of some queries sees each of some keys.
+  bool sees_all(Range of_queries, Range of_keys) const {
+    const Range first = sight.keys_of(queries.begin + of_queries.begin, of_document),
+                last = sight.keys_of(queries.begin + of_queries.end - 1, of_document);
+    return last.begin <= keys.begin + of_keys.begin && first.end >= keys.begin + of_keys.end;
+  }
+  /// Those of 32 queries from `first` on that see a key.
+  __mmask32 lanes_that_see(std::int64_t key, std::int64_t first) const {
+    const Range see = sight.queries_of(keys.begin + key, document);
+    return first_of(see.end - queries.begin - first) & ~first_of(see.begin - queries.begin - first);
+  }
+
+ private:
+  static Range whole(Range r, Range of) {
+    const Range within{at_least(r.begin, of.begin) - of.begin, at_most(r.end, of.end) - of.begin};
+    if (within.empty()) return {};
+    return {within.begin / kSide * kSide, round_up(within.end, kSide)};
+  }
+};
+
+/// f(range) for 32 of `count` at a time.
+template <typename F>
+TESSERA_INLINE void for_sides(std::int64_t count, F&& f) {
+  for (std::int64_t i = 0; i < count; i += kSide) f(Range{i, at_most(count, i + kSide)});
+}
+
+/// What there is of dropout and of a cap for 32 keys and 32 queries: factors of probabilities, and
+/// slopes.
+struct Altered {
+  alignas(64) float factors[kSide * kSide];
+  alignas(64) float slopes[kSide * kSide];
+};
+
+/// Caps scores, and looks up dropout's factors, which lie along keys.
+void alter(const AttentionBackward& a, const TileDropout& drop, const BackwardTile& tile,
+           Range queries, Range keys, const BackwardScratch& x, Altered& altered) {
+  if (a.shape.soft_cap > 0)
+    cap_row(x.scores, kSide * kSide / kLanes, a.shape.scale, a.shape.soft_cap, altered.slopes);
+  if (!drop) return;
+  alignas(64) float rows[kSide * kSide] = {};
+  for (std::int64_t i = 0; i < queries.count(); ++i) {
+    drop.factors(tile.queries.begin + queries.begin + i, tile.keys.begin + keys.begin, keys.count(),
+                 rows + i * kSide);
+  }
+  for (std::int64_t i = 0; i < kSide; i += kLanes) {
+    for (std::int64_t j = 0; j < kSide; j += kLanes)
+      turn_square(rows + i * kSide + j, kSide * sizeof(float), altered.factors + j * kSide + i,
+                  kSide);
+  }
+}
+
+/// Sixteen queries and one key.
+struct Sixteen {
+  Vec p, d_s;
+};
+/// What is known of sixteen queries.
+struct QueryLanes {
+  Vec less, delta;  // lse of which the sign is changed
+};
+TESSERA_INLINE Sixteen gradients_of(const AttentionBackward& a, const QueryLanes& q,
+                                    const float* scores, const float* d_p, __mmask16 lanes,
+                                    bool drop, const Altered* altered, std::int64_t place) {
+  const float factor = a.shape.soft_cap > 0 ? kLog2E : a.shape.scale * kLog2E;
+  const Vec p = power_of_two_at(fmadd(load(scores + place, kLanes), Vec(factor), q.less), lanes);
+  Vec gradient = load(d_p + place, kLanes);
+  if (altered == nullptr) return {p, p * (gradient - q.delta)};
+  Vec used = p;
+  if (drop) {
+    const Vec kept = load(altered->factors + place, kLanes);
+    gradient = gradient * kept, used = p * kept;
+  }
+  Vec d_s = p * (gradient - q.delta);
+  if (a.shape.soft_cap > 0) d_s = d_s * load(altered->slopes + place, kLanes);
+  return {used, d_s};
+}
+
+/// Scores and gradients of probabilities, 32 x 32, become probabilities and gradients of scores,
+/// rounded: 0 of what is not seen.
+template <bool kAltered>
+void gradients_of_scores(const AttentionBackward& a, bool drop, const BackwardTile& tile,
+                         Range queries, Range keys, const BackwardScratch& x,
+                         const Altered* altered) {
+  const bool all = tile.sees_all(queries, keys);
+  QueryLanes of[2];
+  for (int j = 0; j < 2; ++j) {
+    of[j] = {Vec(0.0F) - load(x.lse + queries.begin + j * kLanes, kLanes),
+             load(x.delta + queries.begin + j * kLanes, kLanes)};
+  }
+  constexpr std::int64_t kWords = kBackwardQueries / 2;
+  Pair* p = x.p + queries.begin / 2;
+  Pair* d_s = x.d_s + queries.begin / 2;
+  const Right right = x.d_s_right.from(queries.begin, keys.begin);
+  for (std::int64_t i = 0; i < kSide; i += 2) {
+    __m512i of_key[2];
+    for (std::int64_t k = 0; k < 2; ++k) {
+      const std::int64_t key = i + k;
+      const __mmask32 lanes = key >= keys.count() ? 0
+                              : all               ? ~__mmask32{0}
+                                    : tile.lanes_that_see(keys.begin + key, queries.begin);
+      Sixteen half[2];
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        half[j] =
+            gradients_of(a, of[j], x.scores, x.d_p, static_cast<__mmask16>(lanes >> (j * kLanes)),
+                         drop, kAltered ? altered : nullptr, key * kSide + j * kLanes);
+      }
+      of_key[k] = rounded(half[0].d_s, half[1].d_s);
+      _mm512_storeu_si512(p + key * kWords, rounded(half[0].p, half[1].p));
+      _mm512_storeu_si512(d_s + key * kWords, of_key[k]);
+    }
+    __m512i both[2];
+    Pairs::join(of_key[0], of_key[1], both);
+    _mm512_storeu_si512(right.data + i / 2 * kLanes, both[0]);
+    _mm512_storeu_si512(right.data + right.group + i / 2 * kLanes, both[1]);
+  }
+}
+
+/// Of 32 keys and the queries that see them: gradients of scores, and what they give to d_k and
+/// d_v.
+void backward_keys(const AttentionBackward& a, const TileDropout& drop, const BackwardTile& tile,
+                   Range keys, const BackwardScratch& x) {
+  const Range see = tile.that_see(keys);
+  if (see.empty()) return;
+  const auto k = Matrices::rows_as_left(x.k + keys.begin * x.q_words, x.q_words),
+             v = Matrices::rows_as_left(x.v + keys.begin * x.v_words, x.v_words);
+  const TileC scores{x.scores, kSide}, d_p{x.d_p, kSide};
+  for (std::int64_t t = see.begin; t < see.end; t += kSide) {
+    multiply_blocks(2, 2, x.q_words, k, x.q_turned.from(t, 0), scores, Write::overwrite);
+    multiply_blocks(2, 2, x.v_words, v, x.d_out_turned.from(t, 0), d_p, Write::overwrite);
+    const Range queries{t, at_most(t + kSide, tile.queries.count())};
+    if (a.shape.soft_cap > 0 || drop) {
+      Altered altered;
+      alter(a, drop, tile, queries, keys, x, altered);
+      gradients_of_scores<true>(a, static_cast<bool>(drop), tile, queries, keys, x, &altered);
+    } else {
+      gradients_of_scores<false>(a, false, tile, queries, keys, x, nullptr);
+    }
+  }
+  constexpr std::int64_t kWords = kBackwardQueries / 2;
+  const std::int64_t row = tile.keys.begin - tile.of_document.begin + keys.begin;
+  multiply_blocks(2, x.dims.v / kLanes, see.count() / 2,
+                  Matrices::rows_as_left(x.p + see.begin / 2, kWords), x.d_out.from(0, see.begin),
+                  {x.d_v + row * x.dims.v, x.dims.v}, Write::add);
+  multiply_blocks(2, x.dims.q / kLanes, see.count() / 2,
+                  Matrices::rows_as_left(x.d_s + see.begin / 2, kWords), x.q.from(0, see.begin),
+                  {x.d_k + row * x.dims.q, x.dims.q}, Write::add);
+}
+
+/// Adds to d_q, d_k and d_v what a tile gives.
+void backward_tile(const AttentionBackward& a, const KvHead& unit, const TileDropout& drop,
+                   const BackwardTile& tile, const BackwardScratch& x) {
+  const std::int64_t s = tile.keys.begin, count = tile.keys.count();
+  pack_rows(head_of(a.k, unit.sample, s, count, unit.kv_head, a.shape.head_dim),
+            round_up(count, kSide), x.q_words, x.k);
+  pack_rows(head_of(a.v, unit.sample, s, count, unit.kv_head, a.shape.values()),
+            round_up(count, kSide), x.v_words, x.v);
+  for_sides(count, [&](Range keys) { backward_keys(a, drop, tile, keys, x); });
+  const std::int64_t row = s - tile.of_document.begin;
+  for_sides(tile.queries.count(), [&](Range queries) {
+    const Range seen = tile.seen_by(queries);
+    if (seen.empty()) return;
+    const std::int64_t words = Matrices::words_of(count);
+    const Pair* k = x.k_turned + row * x.dims.q / 2 + seen.begin / 2 * kLanes;
+    multiply_blocks(x.dims.q / kLanes, 2, seen.count() / 2,
+                    {k, kLanes, kLanes * kLanes, kLanes * words},
+                    x.d_s_right.from(queries.begin, seen.begin),
+                    {x.d_q + queries.begin, kBackwardQueries}, Write::add);
+  });
+}
+
+/// Takes queries of a head, from the call's query `first` on, and clears their gradients.
+void begin_queries(const AttentionBackward& a, const TileDropout& drop, Range queries,
+                   const BackwardScratch& x) {
+  const std::int64_t count = queries.count(), all = round_up(count, kSide);
+  const Block q = head_of(a.q, drop.sample, queries.begin, count, drop.head, a.shape.head_dim);
+  const auto of_values = [&](const View& view) {
+    return head_of(view, drop.sample, queries.begin, count, drop.head, a.shape.values());
+  };
+  const Block d_out = of_values(a.d_out);
+  pack_turned(q, all, x.q_turned.data);
+  pack_turned(d_out, all, x.d_out_turned.data);
+  pack_pairs(q, x.q.group, x.q.data);
+  pack_pairs(d_out, x.d_out.group, x.d_out.data);
+  clear(x.d_q, x.dims.q * kBackwardQueries);
+  row_products(of_values(a.out), d_out, x.delta);
+  const float* lse = reinterpret_cast<const float*>(a.lse.data) +
+                     (drop.sample * a.shape.heads + drop.head) * a.q.shape[1] + queries.begin;
+  for (std::int64_t i = 0; i < count; ++i)
+    x.lse[i] = lse[i] == kMasked ? 0 : lse[i] * kLog2E;  // of no key at all
+  for (std::int64_t i = count; i < all; ++i) x.lse[i] = -kMasked, x.delta[i] = 0;
+}
+
+/// d_q = what was made of it transposed, scaled.
+void finish_queries(const AttentionBackward& a, const TileDropout& drop, Range queries,
+                    const BackwardScratch& x) {
+  const Block to =
+      head_of(a.d_q, drop.sample, queries.begin, queries.count(), drop.head, a.shape.head_dim);
+  for (std::int64_t t = 0; t < to.rows; t += kLanes) {
+    for (std::int64_t c = 0; c < to.columns; c += kSide) {
+      alignas(64) float turned[kLanes * kSide];
+      for (std::int64_t j = 0; j < kSide && c + j < x.dims.q; j += kLanes)
+        turn_square(x.d_q + (c + j) * kBackwardQueries + t, kBackwardQueries * sizeof(float),
+                    turned + j, kSide);
+      for (std::int64_t i = 0; i < at_most(kLanes, to.rows - t); ++i)
+        write_rounded(turned + i * kSide, a.shape.scale, at_most(kSide, to.columns - c),
+                      to.row<bf16>(t + i) + c);
+    }
+  }
+}
+
+/// Takes a document's keys and clears their gradients.
+void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
+                const BackwardScratch& x) {
+  const std::int64_t all = round_up(keys.count(), kBackwardKeys);
+  for (std::int64_t s = 0; s < keys.count(); s += kBackwardKeys) {
+    const std::int64_t count = at_most(kBackwardKeys, keys.count() - s);
+    Matrices::pack_turned_left(
+        head_of(a.k, unit.sample, keys.begin + s, count, unit.kv_head, a.shape.head_dim),
+        x.k_turned + s * x.dims.q / 2);
+  }
+  clear(x.d_k, all * x.dims.q);
+  clear(x.d_v, all * x.dims.v);
+}
+
+/// Writes gradients of keys or values.
+void finish_keys(const float* from, std::int64_t ld, float factor, const Block& to, Write write) {
+  if (to.type != DType::bf16 || write == Write::add) return unpack(from, ld, factor, to, write);
+  for (std::int64_t t = 0; t < to.rows; ++t)
+    write_rounded(from + t * ld, factor, to.columns, to.row<bf16>(t));
+}
+
+/// Gradients that one document's queries and keys give, in tiles that begin where it does, or where
+/// the queries do.
+void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
+                       Range document, const BackwardScratch& x) {
+  const KeyPart part = part_of(a);
+  const std::int64_t first = first_query_of(a), b = unit.sample;
+  const Range heads = query_heads(a.shape, unit.kv_head), of_document = part.keys_of(document),
+              queries = intersect(document, {first, first + a.q.shape[1]});
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, part.tokens);
+  begin_keys(a, unit, of_document, x);
+  for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+    const TileDropout drop{a.dropout, rule, b, h, part};
+    for (std::int64_t t = queries.begin; t < queries.end; t += kBackwardQueries) {
+      const Range some{t, at_most(t + kBackwardQueries, queries.end)};
+      const Range of_call{some.begin - first, some.end - first};
+      begin_queries(a, drop, of_call, x);
+      const Range seen = sight.keys_of(some, of_document);
+      const std::int64_t before = (seen.begin - of_document.begin) / kBackwardKeys * kBackwardKeys;
+      for (std::int64_t s = of_document.begin + before; s < seen.end; s += kBackwardKeys) {
+        const Range keys{s, at_most(s + kBackwardKeys, of_document.end)};
+        backward_tile(a, unit, drop, {sight, document, of_document, some, keys}, x);
+      }
+      finish_queries(a, drop, of_call, x);
+    }
+  }
+  finish_keys(
+      x.d_k, x.dims.q, a.shape.scale,
+      head_of(a.d_k, b, of_document.begin, of_document.count(), unit.kv_head, a.shape.head_dim),
+      a.write);
+  finish_keys(
+      x.d_v, x.dims.v, 1.0F,
+      head_of(a.d_v, b, of_document.begin, of_document.count(), unit.kv_head, a.shape.values()),
+      a.write);
+}
+
+/// Queries of documents of which no keys are here get nothing.
+void clear_queries(const AttentionBackward& a, const KvHead& unit, Range queries) {
+  const Range heads = query_heads(a.shape, unit.kv_head);
+  for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+    const Block to =
+        head_of(a.d_q, unit.sample, queries.begin, queries.count(), h, a.shape.head_dim);
+    for (std::int64_t t = 0; t < to.rows; ++t) std::fill_n(to.row<bf16>(t), to.columns, bf16{});
+  }
+}
+
+void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
+                   float* scratch) {
+  const KeyPart part = part_of(a);
+  const BackwardScratch x(a.shape, part.count, scratch);
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  const std::int64_t first = first_query_of(a);
+  const Range queries{first, first + a.q.shape[1]};
+  const auto clear_those = [&](Range some) {
+    const Range here = intersect(some, queries);
+    if (!here.empty()) clear_queries(a, unit, {here.begin - first, here.end - first});
+  };
+  MatrixRegisters registers;
+  registers.set_rows(kMatrixRows);
+  std::int64_t begin = 0, end = 0;  // of all documents that have keys here
+  for (std::int64_t t = 0; t < part.count;) {
+    const Range document = part.document_of(documents, unit.sample, t);
+    if (t == 0) begin = document.begin;
+    backward_document(a, rule, unit, document, x);
+    t = end = document.end;
+  }
+  clear_those({at_most(queries.begin, begin), begin});
+  clear_those({end, at_least(queries.end, end)});
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
+                        float* scratch) {
+  if (a.q.type != DType::bf16) return isa_v4::kTable.attention_backward(a, rule, unit, scratch);
+  backward_unit(a, rule, unit, scratch);
+}
+
+}  // namespace TESSERA_ISA
+}  // namespace tessera::kernels
