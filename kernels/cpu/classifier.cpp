@@ -15,13 +15,24 @@ void check_targets(const View& targets, std::int64_t vocab) {
   }
 }
 
+/// Floats of a row of exponentials, which its gradient is made of.
+std::int64_t exponentials_of(const Classify& a) { return a.scale ? round_up(a.vocab, 16) : 0; }
+
 }  // namespace
+
+std::int64_t scratch_bytes(const Classify& a, const Context& context) {
+  return context.threads * exponentials_of(a) * size_of(DType::f32);
+}
 
 void run(const Classify& a, const Context& context) {
   check(a);
   check_targets(a.targets, a.vocab);
-  parallel_ranges(context.threads, a.logits.rows(), 1,
-                  [&](Range rows) { context.hot.classify(a, rows); });
+  const std::int64_t rows = a.logits.rows(), each = exponentials_of(a);
+  auto* all = reinterpret_cast<float*>(a.scratch.data);
+  parallel_ranges(context.threads, context.threads, 1, [&](Range one) {
+    const Range own = even_part(rows, one.begin, context.threads);
+    context.hot.classify(a, own, each > 0 ? all + one.begin * each : nullptr);
+  });
 }
 
 void run(const ClassifyPart& a, const Context& context) {

@@ -26,6 +26,7 @@ std::int64_t scratch_bytes(const LinearBackwardWeight&, const Context&);
 std::int64_t scratch_bytes(const Attention&, const Context&);
 std::int64_t scratch_bytes(const AttentionBackward&, const Context&);
 std::int64_t scratch_bytes(const Rope&, const Context&);
+std::int64_t scratch_bytes(const Classify&, const Context&);
 std::int64_t scratch_bytes(const ExpertLinear&, const Context&);
 std::int64_t scratch_bytes(const ExpertLinearBackwardInput&, const Context&);
 std::int64_t scratch_bytes(const ExpertLinearBackwardWeight&, const Context&);

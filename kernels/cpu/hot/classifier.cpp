@@ -48,8 +48,10 @@ struct RowSums {
   double exponentials = 0, logits = 0;
 };
 
+/// `kept` gets the exponentials, unless it is null.
 template <typename T, bool kCapped>
-RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap) {
+RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap,
+                float* kept = nullptr) {
   RowSums total;
   for (std::int64_t c = 0; c < n; c += kSummed) {
     Vec exponentials(0.0F), logits(0.0F);
@@ -58,12 +60,15 @@ RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap
         [&](std::int64_t i) __attribute__((always_inline)) {
           const Vecs logit = cap.value(load_all(x + c + i)),
                      exponential = exp_of(logit - Vecs(shift));
+          if (kept != nullptr) store_all(kept + c + i, exponential);
           for (const Vec& v : exponential.of) exponentials = exponentials + v;
           for (const Vec& v : logit.of) logits = logits + v;
         },
         [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-          const Vec logit = cap.value(load(x + c + i, count));
-          exponentials = exponentials + first_lanes(exp_of(logit - Vec(shift)), count);
+          const Vec logit = cap.value(load(x + c + i, count)),
+                    exponential = exp_of(logit - Vec(shift));
+          if (kept != nullptr) store(kept + c + i, exponential, count);
+          exponentials = exponentials + first_lanes(exponential, count);
           logits = logits + first_lanes(logit, count);
         });
     total.exponentials += static_cast<double>(sum_of(exponentials));
@@ -72,22 +77,45 @@ RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap
   return total;
 }
 
-/// x = (e^(logit - shift) weight - everywhere) scale, times the slope of the cap.
-template <typename T, bool kCapped>
-void write_gradient(T* x, std::int64_t n, const Cap<kCapped>& cap, float shift, float weight,
-                    float everywhere, float scale) {
-  const auto gradient = [&](const auto& raw) __attribute__((always_inline)) {
+/// x = (exponential weight - everywhere) scale, times the slope of the cap. `exponentials` has
+/// e^(logit - shift) of several elements from the i-th on, or of `count`.
+template <typename T, bool kCapped, typename Exponentials>
+void write_gradient(T* x, std::int64_t n, const Cap<kCapped>& cap, Exponentials&& exponentials,
+                    float weight, float everywhere, float scale) {
+  const auto gradient = [&](const auto& raw, const auto& exponential)
+      __attribute__((always_inline)) {
     using F = std::decay_t<decltype(raw)>;
-    const F d = exp_of(cap.value(raw) - F(shift)) * F(weight) - F(everywhere);
-    return cap.times_slope(d * F(scale), raw);
+    return cap.times_slope((exponential * F(weight) - F(everywhere)) * F(scale), raw);
   };
   for_groups(
       n,
-      [&](std::int64_t i)
-          __attribute__((always_inline)) { store_all(x + i, gradient(load_all(x + i))); },
-      [&](std::int64_t i, std::int64_t count)
-          __attribute__((always_inline)) { store(x + i, gradient(load(x + i, count)), count); });
+      [&](std::int64_t i) __attribute__((always_inline)) {
+        store_all(x + i, gradient(load_all(x + i), exponentials.several(i)));
+      },
+      [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        store(x + i, gradient(load(x + i, count), exponentials.one(i, count)), count);
+      });
 }
+
+/// Exponentials of a row that were kept.
+struct Kept {
+  const float* of;
+  TESSERA_INLINE Vecs several(std::int64_t i) const { return load_all(of + i); }
+  TESSERA_INLINE Vec one(std::int64_t i, std::int64_t count) const { return load(of + i, count); }
+};
+/// The same, made again from logits.
+template <typename T, bool kCapped>
+struct Again {
+  const T* x;
+  const Cap<kCapped>& cap;
+  float shift;
+  TESSERA_INLINE Vecs several(std::int64_t i) const {
+    return exp_of(cap.value(load_all(x + i)) - Vecs(shift));
+  }
+  TESSERA_INLINE Vec one(std::int64_t i, std::int64_t count) const {
+    return exp_of(cap.value(load(x + i, count)) - Vec(shift));
+  }
+};
 
 template <typename T>
 void clear(T* x, std::int64_t n) {
@@ -95,7 +123,7 @@ void clear(T* x, std::int64_t n) {
 }
 
 template <typename T, bool kCapped>
-void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
+void classify_row(const Classify& a, std::int64_t r, std::int64_t padded, float* exponentials) {
   const Cap<kCapped> cap(a.soft_cap);
   T* x = row_of<T>(a.logits, r);
   float& loss = reinterpret_cast<float*>(a.losses.data)[r];
@@ -107,7 +135,7 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
     return;
   }
   const float shift = capped(cap, row_max(x, a.vocab));
-  const RowSums sums = sums_of(x, a.vocab, shift, cap);
+  const RowSums sums = sums_of(x, a.vocab, shift, cap, exponentials);
   const Vec raw_target = load(x + target, 1), target_logit = first_lanes(cap.value(raw_target), 1);
   const double lse = std::log(sums.exponentials) + static_cast<double>(shift);
   loss = loss_of(a.terms, a.vocab, lse, static_cast<double>(sum_of(target_logit)), sums.logits);
@@ -121,7 +149,7 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
   const float at_target = sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight -
                           everywhere - scale * slope.at_target;
   const Vec d_target = cap.times_slope(Vec(at_target), raw_target);
-  write_gradient(x, a.vocab, cap, shift, weight, everywhere, 1.0F);
+  write_gradient(x, a.vocab, cap, Kept{exponentials}, weight, everywhere, 1.0F);
   store(x + target, d_target, 1);
   clear(x + a.vocab, padded - a.vocab);
 }
@@ -169,7 +197,8 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
   const std::int64_t hit = target - a.first_token;
   const bool here = hit >= 0 && hit < tokens;
   const Vec target_logit = here ? load(x + hit, 1) : Vec(0.0F);
-  write_gradient(x, tokens, cap, row_lse, softmax, slope.everywhere, scale);
+  write_gradient(x, tokens, cap, Again<T, kCapped>{x, cap, row_lse}, softmax, slope.everywhere,
+                 scale);
   if (here) {
     const Vec d =
         exp_of(cap.value(target_logit) - Vec(row_lse)) * Vec(softmax) - Vec(slope.everywhere);
@@ -180,11 +209,11 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
 
 }  // namespace
 
-void classify(const Classify& a, Range rows) {
+void classify(const Classify& a, Range rows, float* exponentials) {
   with_type(a.logits.type, [&]<typename T>() {
     with_cap(a.soft_cap, [&]<bool kCapped>() {
       for (std::int64_t r = rows.begin; r < rows.end; ++r)
-        classify_row<T, kCapped>(a, r, columns_of(a.logits));
+        classify_row<T, kCapped>(a, r, columns_of(a.logits), exponentials);
     });
   });
 }

@@ -78,7 +78,8 @@ struct SumOfParts {
   F(split_heads, void(const SplitHeads&, Range rows)) \
   F(activate, void(const Activate&, Range rows)) \
   F(activate_backward, void(const ActivateBackward&, Range rows)) \
-  F(classify, void(const Classify&, Range rows)) \
+  /* `exponentials`: room for a row of f32; null where there is no gradient. */ \
+  F(classify, void(const Classify&, Range rows, float* exponentials)) \
   F(classify_part, void(const ClassifyPart&, Range rows)) \
   F(classify_gradient, void(const ClassifyGradient&, Range rows)) \
   F(soft_cap, void(const SoftCap&, Range rows)) \
