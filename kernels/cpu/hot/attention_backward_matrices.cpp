@@ -59,8 +59,9 @@ struct BackwardScratch {
 /// from the first of these queries and keys.
 struct BackwardTile {
   Sight sight;
-  Range document, of_document;  // of queries, and its keys that are here
+  Range document, of_document, of_call;  // queries, keys of it that are here, and queries likewise
   Range queries, keys;
+  bool first_head;  // of those that the keys are for
 
   /// Queries that see any of some keys, and keys that any of some queries sees, in whole matrices.
   Range that_see(Range some) const {
@@ -71,6 +72,17 @@ struct BackwardTile {
     return whole(
         sight.keys_of(Range{queries.begin + some.begin, queries.begin + some.end}, of_document),
         keys);
+  }
+  /// Sums of keys begin where no query of the call before these has seen any of them, and those of
+  /// queries where these have seen no key before.
+  Write write_of_keys(Range some) const {
+    const Range see = sight.queries_of(keys.begin + some.begin, document);
+    const bool first = first_head && at_least(see.begin, of_call.begin) >= queries.begin;
+    return first ? Write::overwrite : Write::add;
+  }
+  Write write_of_queries(Range some) const {
+    const Range seen = sight.keys_of(queries.begin + some.begin, of_document);
+    return seen.begin >= keys.begin ? Write::overwrite : Write::add;
   }
   /// Whether each of some queries sees each of some keys.
   bool sees_all(Range of_queries, Range of_keys) const {
@@ -212,12 +224,13 @@ void backward_keys(const AttentionBackward& a, const TileDropout& drop, const Ba
   }
   constexpr std::int64_t kWords = kBackwardQueries / 2;
   const std::int64_t row = tile.keys.begin - tile.of_document.begin + keys.begin;
+  const Write write = tile.write_of_keys(keys);
   multiply_blocks(2, x.dims.v / kLanes, see.count() / 2,
                   Matrices::rows_as_left(x.p + see.begin / 2, kWords), x.d_out.from(0, see.begin),
-                  {x.d_v + row * x.dims.v, x.dims.v}, Write::add);
+                  {x.d_v + row * x.dims.v, x.dims.v}, write);
   multiply_blocks(2, x.dims.q / kLanes, see.count() / 2,
                   Matrices::rows_as_left(x.d_s + see.begin / 2, kWords), x.q.from(0, see.begin),
-                  {x.d_k + row * x.dims.q, x.dims.q}, Write::add);
+                  {x.d_k + row * x.dims.q, x.dims.q}, write);
 }
 
 /// Adds to d_q, d_k and d_v what a tile gives.
@@ -229,34 +242,42 @@ void backward_tile(const AttentionBackward& a, const KvHead& unit, const TileDro
   pack_rows(head_of(a.v, unit.sample, s, count, unit.kv_head, a.shape.values()),
             round_up(count, kSide), x.v_words, x.v);
   for_sides(count, [&](Range keys) { backward_keys(a, drop, tile, keys, x); });
-  const std::int64_t row = s - tile.of_document.begin;
+  const std::int64_t row = s - tile.of_document.begin,
+                     of_call = tile.queries.begin - first_query_of(a);
   for_sides(tile.queries.count(), [&](Range queries) {
     const Range seen = tile.seen_by(queries);
     if (seen.empty()) return;
     const std::int64_t words = Matrices::words_of(count);
+    ask_for(head_of(a.d_q, drop.sample, of_call + queries.begin, queries.count(), drop.head,
+                    a.shape.head_dim));
     const Pair* k = x.k_turned + row * x.dims.q / 2 + seen.begin / 2 * kLanes;
     multiply_blocks(x.dims.q / kLanes, 2, seen.count() / 2,
                     {k, kLanes, kLanes * kLanes, kLanes * words},
                     x.d_s_right.from(queries.begin, seen.begin),
-                    {x.d_q + queries.begin, kBackwardQueries}, Write::add);
+                    {x.d_q + queries.begin, kBackwardQueries}, tile.write_of_queries(queries));
   });
 }
 
-/// Takes queries of a head, from the call's query `first` on, and clears their gradients.
+/// Queries of a head, from the call's query `first` on, and what is there for them.
+struct QueryRows {
+  QueryRows(const AttentionBackward& a, const TileDropout& drop, Range queries)
+      : q(head_of(a.q, drop.sample, queries.begin, queries.count(), drop.head, a.shape.head_dim)),
+        out(head_of(a.out, drop.sample, queries.begin, queries.count(), drop.head,
+                    a.shape.values())),
+        d_out(head_of(a.d_out, drop.sample, queries.begin, queries.count(), drop.head,
+                      a.shape.values())) {}
+  Block q, out, d_out;
+};
+/// Takes queries.
 void begin_queries(const AttentionBackward& a, const TileDropout& drop, Range queries,
                    const BackwardScratch& x) {
+  const QueryRows rows(a, drop, queries);
   const std::int64_t count = queries.count(), all = round_up(count, kSide);
-  const Block q = head_of(a.q, drop.sample, queries.begin, count, drop.head, a.shape.head_dim);
-  const auto of_values = [&](const View& view) {
-    return head_of(view, drop.sample, queries.begin, count, drop.head, a.shape.values());
-  };
-  const Block d_out = of_values(a.d_out);
-  pack_turned(q, all, x.q_turned.data);
-  pack_turned(d_out, all, x.d_out_turned.data);
-  pack_pairs(q, x.q.group, x.q.data);
-  pack_pairs(d_out, x.d_out.group, x.d_out.data);
-  clear(x.d_q, x.dims.q * kBackwardQueries);
-  row_products(of_values(a.out), d_out, x.delta);
+  pack_turned(rows.q, all, x.q_turned.data);
+  pack_turned(rows.d_out, all, x.d_out_turned.data);
+  pack_pairs(rows.q, x.q.group, x.q.data);
+  pack_pairs(rows.d_out, x.d_out.group, x.d_out.data);
+  row_products(rows.out, rows.d_out, x.delta);
   const float* lse = reinterpret_cast<const float*>(a.lse.data) +
                      (drop.sample * a.shape.heads + drop.head) * a.q.shape[1] + queries.begin;
   for (std::int64_t i = 0; i < count; ++i)
@@ -282,18 +303,18 @@ void finish_queries(const AttentionBackward& a, const TileDropout& drop, Range q
   }
 }
 
-/// Takes a document's keys and clears their gradients.
+/// Takes a document's keys.
 void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
                 const BackwardScratch& x) {
-  const std::int64_t all = round_up(keys.count(), kBackwardKeys);
+  const auto rows = [&](const View& view, std::int64_t s, std::int64_t dim) {
+    return head_of(view, unit.sample, keys.begin + s, at_most(kBackwardKeys, keys.count() - s),
+                   unit.kv_head, dim);
+  };
   for (std::int64_t s = 0; s < keys.count(); s += kBackwardKeys) {
-    const std::int64_t count = at_most(kBackwardKeys, keys.count() - s);
-    Matrices::pack_turned_left(
-        head_of(a.k, unit.sample, keys.begin + s, count, unit.kv_head, a.shape.head_dim),
-        x.k_turned + s * x.dims.q / 2);
+    ask_for(rows(a.v, s, a.shape.values()));
+    if (s + kBackwardKeys < keys.count()) ask_for(rows(a.k, s + kBackwardKeys, a.shape.head_dim));
+    Matrices::pack_turned_left(rows(a.k, s, a.shape.head_dim), x.k_turned + s * x.dims.q / 2);
   }
-  clear(x.d_k, all * x.dims.q);
-  clear(x.d_v, all * x.dims.v);
 }
 
 /// Writes gradients of keys or values.
@@ -303,39 +324,72 @@ void finish_keys(const float* from, std::int64_t ld, float factor, const Block& 
     write_rounded(from + t * ld, factor, to.columns, to.row<bf16>(t));
 }
 
+/// A document's queries and keys that are here.
+struct Document {
+  Sight sight;
+  Range all, queries, keys;
+};
+
+/// What some queries of a head and the keys that they see give.
+void backward_queries(const AttentionBackward& a, const KvHead& unit, const TileDropout& drop,
+                      const Document& of, Range queries, const BackwardScratch& x) {
+  const std::int64_t first = first_query_of(a);
+  const auto ask_from = [&](std::int64_t t) {
+    const QueryRows next(a, drop,
+                         {t - first, at_most(t + kBackwardQueries, of.queries.end) - first});
+    ask_for(next.q), ask_for(next.out), ask_for(next.d_out);
+  };
+  if (queries.begin == of.queries.begin) ask_from(queries.begin);
+  const Range of_call{queries.begin - first, queries.end - first};
+  begin_queries(a, drop, of_call, x);
+  ask_from(queries.end);
+  for_sides(queries.count(), [&](Range some) {
+    const Range tokens{queries.begin + some.begin, queries.begin + some.end};
+    if (!of.sight.keys_of(tokens, of.keys).empty()) return;
+    for (std::int64_t c = 0; c < x.dims.q; ++c)
+      clear(x.d_q + c * kBackwardQueries + some.begin, kSide);
+  });
+  const Range seen = of.sight.keys_of(queries, of.keys);
+  const std::int64_t before = (seen.begin - of.keys.begin) / kBackwardKeys * kBackwardKeys;
+  for (std::int64_t s = of.keys.begin + before; s < seen.end; s += kBackwardKeys) {
+    const Range keys{s, at_most(s + kBackwardKeys, of.keys.end)};
+    backward_tile(a, unit, drop,
+                  {of.sight, of.all, of.keys, of.queries, queries, keys,
+                   drop.head == query_heads(a.shape, unit.kv_head).begin},
+                  x);
+  }
+  finish_queries(a, drop, of_call, x);
+}
+
 /// Gradients that one document's queries and keys give, in tiles that begin where it does, or where
 /// the queries do.
 void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
                        Range document, const BackwardScratch& x) {
   const KeyPart part = part_of(a);
   const std::int64_t first = first_query_of(a), b = unit.sample;
-  const Range heads = query_heads(a.shape, unit.kv_head), of_document = part.keys_of(document),
-              queries = intersect(document, {first, first + a.q.shape[1]});
-  const Sight sight = sight_of(a.shape.mask, a.shape.window, part.tokens);
-  begin_keys(a, unit, of_document, x);
+  const Range heads = query_heads(a.shape, unit.kv_head);
+  const Document of{.sight = sight_of(a.shape.mask, a.shape.window, part.tokens),
+                    .all = document,
+                    .queries = intersect(document, {first, first + a.q.shape[1]}),
+                    .keys = part.keys_of(document)};
+  begin_keys(a, unit, of.keys, x);
+  for_sides(of.keys.count(), [&](Range some) {
+    const Range tokens{of.keys.begin + some.begin, of.keys.begin + some.end};
+    if (!intersect(of.sight.queries_of(tokens, document), of.queries).empty()) return;
+    clear(x.d_k + some.begin * x.dims.q, kSide * x.dims.q);
+    clear(x.d_v + some.begin * x.dims.v, kSide * x.dims.v);
+  });
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     const TileDropout drop{a.dropout, rule, b, h, part};
-    for (std::int64_t t = queries.begin; t < queries.end; t += kBackwardQueries) {
-      const Range some{t, at_most(t + kBackwardQueries, queries.end)};
-      const Range of_call{some.begin - first, some.end - first};
-      begin_queries(a, drop, of_call, x);
-      const Range seen = sight.keys_of(some, of_document);
-      const std::int64_t before = (seen.begin - of_document.begin) / kBackwardKeys * kBackwardKeys;
-      for (std::int64_t s = of_document.begin + before; s < seen.end; s += kBackwardKeys) {
-        const Range keys{s, at_most(s + kBackwardKeys, of_document.end)};
-        backward_tile(a, unit, drop, {sight, document, of_document, some, keys}, x);
-      }
-      finish_queries(a, drop, of_call, x);
-    }
+    for (std::int64_t t = of.queries.begin; t < of.queries.end; t += kBackwardQueries)
+      backward_queries(a, unit, drop, of, {t, at_most(t + kBackwardQueries, of.queries.end)}, x);
   }
-  finish_keys(
-      x.d_k, x.dims.q, a.shape.scale,
-      head_of(a.d_k, b, of_document.begin, of_document.count(), unit.kv_head, a.shape.head_dim),
-      a.write);
-  finish_keys(
-      x.d_v, x.dims.v, 1.0F,
-      head_of(a.d_v, b, of_document.begin, of_document.count(), unit.kv_head, a.shape.values()),
-      a.write);
+  finish_keys(x.d_k, x.dims.q, a.shape.scale,
+              head_of(a.d_k, b, of.keys.begin, of.keys.count(), unit.kv_head, a.shape.head_dim),
+              a.write);
+  finish_keys(x.d_v, x.dims.v, 1.0F,
+              head_of(a.d_v, b, of.keys.begin, of.keys.count(), unit.kv_head, a.shape.values()),
+              a.write);
 }
 
 /// Queries of documents of which no keys are here get nothing.

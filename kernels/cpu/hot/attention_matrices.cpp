@@ -3,6 +3,7 @@
 // operand of the product with the values. Other types, and single queries, are as with AVX-512.
 #include "kernels/cpu/hot/attention_matrices.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/hot/kernels.hpp"
@@ -169,37 +170,59 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
                   {x.scores + left, kMatrixScores}, Write::overwrite);
   softmax_rows(a, drop, tile, i, n, columns, x);
   const auto* p = reinterpret_cast<const Pair*>(x.scores) + left / 2;
+  // There are sums from the tile before on.
+  const Write write = seen.begin >= 0 ? Write::overwrite : Write::add;
   multiply_blocks(above, x.dims.v / kLanes, columns.count() / 2,
                   Matrices::rows_as_left(p, kMatrixScores), x.v().from(0, left),
-                  {x.out + i * x.dims.v, x.dims.v}, Write::add);
+                  {x.out + i * x.dims.v, x.dims.v}, write);
 }
 
-/// Packs keys and values, which lie in pages of whole tiles.
-void pack_keys(const Attention& a, const SampleKeys& of, std::int64_t kv_head, Range keys,
-               const ForwardScratch& x) {
-  for (std::int64_t s = keys.begin; s < keys.end; s += kTile) {
-    const std::int64_t count = at_most(kTile, keys.end - s), row = of.row(s);
-    pack_turned(rows_of_head(a.k, row, count, kv_head, a.shape.head_dim), round_up(count, kLanes),
-                x.k_data + (s - keys.begin) * x.words);
-    pack_pairs(rows_of_head(a.v, row, count, kv_head, a.shape.values()), x.v().group,
-               x.v_data + (s - keys.begin) / 2 * kLanes);
+/// Packs the keys and values of a tile, whose pages have whole pieces of 64, as queries come to
+/// them; the next piece is asked for, to be near when it is needed.
+class KeyPieces {
+ public:
+  KeyPieces(const Attention& a, const SampleKeys& of, std::int64_t kv_head, Range keys)
+      : a_(a), of_(of), kv_head_(kv_head), keys_(keys) {}
+
+  /// Those before column `end`.
+  void pack(std::int64_t end, const ForwardScratch& x) {
+    for (; packed_ < at_most(end, keys_.count()); packed_ += kTile) {
+      const Block k = piece(a_.k, packed_, a_.shape.head_dim);
+      pack_turned(k, round_up(k.rows, kLanes), x.k_data + packed_ * x.words);
+      pack_pairs(piece(a_.v, packed_, a_.shape.values()), x.v().group,
+                 x.v_data + packed_ / 2 * kLanes);
+      if (packed_ + kTile >= keys_.count()) continue;
+      ask_for(piece(a_.k, packed_ + kTile, a_.shape.head_dim));
+      ask_for(piece(a_.v, packed_ + kTile, a_.shape.values()));
+    }
   }
-}
 
-/// Takes queries and clears what they get.
-void begin_rows(const Attention& a, const AttentionUnit& unit, Range rows,
+ private:
+  Block piece(const View& view, std::int64_t at, std::int64_t dim) const {
+    return rows_of_head(view, of_.row(keys_.begin + at), at_most(kTile, keys_.count() - at),
+                        kv_head_, dim);
+  }
+
+  const Attention& a_;
+  const SampleKeys& of_;
+  std::int64_t kv_head_;
+  Range keys_;
+  std::int64_t packed_ = 0;
+};
+
+/// Takes queries of a unit, which have seen nothing, as those from row i on.
+void begin_rows(const Attention& a, const AttentionUnit& unit, Range rows, std::int64_t i,
                 const ForwardScratch& x) {
   const std::int64_t all = round_up(rows.count(), kLanes);
   pack_rows(head_of(a.q, unit.sample, unit.t.begin + rows.begin, rows.count(), unit.head,
                     a.shape.head_dim),
-            all, x.words, x.q);
-  clear(x.out, all * x.dims.v);
-  clear(x.sum, all * kLanes);
-  for (std::int64_t i = 0; i < all; i += kLanes) store(x.max + i, Vec(kMasked), kLanes);
+            all, x.words, x.q + i * x.words);
+  clear(x.sum + i * kLanes, all * kLanes);
+  for (std::int64_t r = 0; r < all; r += kLanes) store(x.max + i + r, Vec(kMasked), kLanes);
 }
 
-/// Writes outputs and lse of rows.
-void finish_rows(const Attention& a, const AttentionUnit& unit, Range rows,
+/// Writes outputs and lse of rows of a unit, which are those from row i on.
+void finish_rows(const Attention& a, const AttentionUnit& unit, Range rows, std::int64_t i,
                  const ForwardScratch& x) {
   const Block out = head_of(a.out, unit.sample, unit.t.begin + rows.begin, rows.count(), unit.head,
                             a.shape.values());
@@ -208,16 +231,21 @@ void finish_rows(const Attention& a, const AttentionUnit& unit, Range rows,
                    : reinterpret_cast<float*>(a.lse.data) +
                          (unit.sample * a.shape.heads + unit.head) * a.q.shape[1] + unit.t.begin +
                          rows.begin;
-  for (std::int64_t i = 0; i < rows.count(); i += kLanes) {
+  for (std::int64_t r0 = 0; r0 < rows.count(); r0 += kLanes) {
     Vec parts[kLanes];
 #pragma GCC unroll 16
-    for (int r = 0; r < kLanes; ++r) parts[r] = load(x.sum + (i + r) * kLanes, kLanes);
+    for (int r = 0; r < kLanes; ++r) parts[r] = load(x.sum + (i + r0 + r) * kLanes, kLanes);
     float sums[kLanes];
     store(sums, sums_of_rows(parts), kLanes);
-    for (std::int64_t r = 0; r < at_most(kLanes, rows.count() - i); ++r) {
-      write_rounded(x.out + (i + r) * x.dims.v, sums[r] > 0 ? 1.0F / sums[r] : 0.0F, out.columns,
-                    out.row<bf16>(i + r));
-      if (lse != nullptr) lse[i + r] = std::fma(x.max[i + r], kLn2, std::log(sums[r]));
+    for (std::int64_t r = r0; r < at_most(r0 + kLanes, rows.count()); ++r) {
+      const float sum = sums[r - r0];
+      auto* to = out.row<bf16>(r);
+      if (sum == 0) {  // of no key at all
+        std::fill_n(to, out.columns, bf16{});
+      } else {
+        write_rounded(x.out + (i + r) * x.dims.v, 1.0F / sum, out.columns, to);
+      }
+      if (lse != nullptr) lse[r] = std::fma(x.max[i + r], kLn2, std::log(sum));
     }
   }
 }
@@ -229,20 +257,28 @@ void forward_document(const Attention& a, const TileDropout& drop, const Attenti
   const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.part.tokens);
   const Range of_document = drop.part.keys_of(document);
   const std::int64_t first_query = of.first_query + unit.t.begin + rows.begin;
-  begin_rows(a, unit, rows, x);
   const Range seen =
       of_document.empty()
           ? Range{}
           : sight.keys_of(Range{first_query, first_query + rows.count()}, of_document);
-  const std::int64_t before = (seen.begin - of_document.begin) / kMatrixKeys * kMatrixKeys;
-  for (std::int64_t s = of_document.begin + before; s < seen.end; s += kMatrixKeys) {
+  const std::int64_t start =
+      of_document.begin + (seen.begin - of_document.begin) / kMatrixKeys * kMatrixKeys;
+  // There is a pass without keys where rows see none.
+  for (std::int64_t s = start; s == start || s < seen.end; s += kMatrixKeys) {
     const ForwardTile tile{
-        sight, of_document, {s, at_most(s + kMatrixKeys, of_document.end)}, first_query};
-    pack_keys(a, of, a.shape.kv_head_of(unit.head), tile.keys, x);
-    for (std::int64_t i = 0; i < rows.count(); i += kMatrixRows)
-      forward_rows(a, drop, tile, i, at_most(kMatrixRows, rows.count() - i), x);
+        sight, of_document, {s, at_most(s + kMatrixKeys, seen.end)}, first_query};
+    KeyPieces pieces(a, of, a.shape.kv_head_of(unit.head), tile.keys);
+    for (std::int64_t i = 0; i < rows.count(); i += kMatrixRows) {
+      const Range some{i, at_most(i + kMatrixRows, rows.count())};
+      const Range of_unit{rows.begin + some.begin, rows.begin + some.end};
+      if (s == start) begin_rows(a, unit, of_unit, i, x);
+      const Range here = tile.seen_by(some);
+      if (here.begin < kMatrixKeys) pieces.pack(here.end, x);
+      forward_rows(a, drop, tile, i, some.count(), x);
+      const bool last = here.empty() ? s == start : here.end > 0 && here.end <= kMatrixKeys;
+      if (last) finish_rows(a, unit, of_unit, i, x);
+    }
   }
-  finish_rows(a, unit, rows, x);
 }
 
 /// All queries of a unit, document by document.
@@ -259,8 +295,8 @@ void forward_unit(const Attention& a, const DropoutRule& rule, const AttentionUn
     const Range document = drop.part.document_of(documents, unit.sample, first_query + i);
     const std::int64_t end = at_most(rows, document.end - first_query);
     if (end <= i) {  // padding
-      begin_rows(a, unit, {i, rows}, x);
-      return finish_rows(a, unit, {i, rows}, x);
+      begin_rows(a, unit, {i, rows}, 0, x);
+      return finish_rows(a, unit, {i, rows}, 0, x);
     }
     forward_document(a, drop, unit, of, {i, end}, document, x);
     i = end;

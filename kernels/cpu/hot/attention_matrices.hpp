@@ -43,10 +43,22 @@ inline void multiply_blocks(std::int64_t above, std::int64_t beside, std::int64_
   }
 }
 
+/// Asks for rows that are packed next, to be near then: rows of a head lie further apart than
+/// hardware looks ahead.
+inline void ask_for(const Block& x) {
+  for (std::int64_t t = 0; t < x.rows; ++t) {
+    const auto* row = reinterpret_cast<const std::byte*>(x.row<bf16>(t));
+    for (std::int64_t i = 0; i < x.columns * std::int64_t{sizeof(bf16)}; i += 64)
+      __builtin_prefetch(row + i, 0, 2);
+  }
+}
+
 /// Rows of pairs of neighbouring columns, `ld` words each, as a left operand of as many rows as
 /// registers have: those behind x are 0 up to `rows`.
 inline void pack_rows(const Block& x, std::int64_t rows, std::int64_t ld, Pair* to) {
-  Pairs::pack_left(x, 1.0F, to, ld);
+  Block own = x;
+  own.ahead = 0;
+  Pairs::pack_left(own, 1.0F, to, ld);
   std::memset(to + x.rows * ld, 0, static_cast<std::size_t>((rows - x.rows) * ld) * sizeof(Pair));
 }
 /// x (columns, depth) as a right operand whose groups are as long as the depth; columns behind

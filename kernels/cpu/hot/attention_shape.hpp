@@ -61,8 +61,8 @@ constexpr std::int64_t vector_attention_backward_scratch(const AttentionShape& s
 
 /// With instructions for matrices: rows that have their scores at once, keys that are packed at
 /// once, and in the backward queries and keys of a tile.
-inline constexpr std::int64_t kMatrixRows = 32, kMatrixKeys = 128, kBackwardQueries = 128,
-                              kBackwardKeys = 64;
+inline constexpr std::int64_t kMatrixRows = 32, kMatrixKeys = 256, kBackwardQueries = 256,
+                              kBackwardKeys = 128;
 /// Columns of q and k as a depth of whole matrices of bf16, and of v and out likewise.
 constexpr PaddedDims matrix_depths(const AttentionShape& s) {
   return {round_up(s.head_dim, 32), round_up(s.values(), 32)};

@@ -123,7 +123,10 @@ TEST(AttentionMasks, OutputsAgreeWithDouble) {
 }
 
 TEST(AttentionMasks, GradientsAgreeWithDouble) {
-  const std::vector<Case> cases = square_cases();
+  std::vector<Case> cases = square_cases();
+  // More queries than are packed at once.
+  cases.push_back(square(300, kCausal, 90));
+  cases.push_back(square(300, kBidirectional, 90, 0, {20, 270, 10}));
   for_attention_devices([&](Device& device, DType type, const ScoreRounding& rounding) {
     for (const Case& c : cases) expect_gradients(device, type, rounding, c);
   });

@@ -63,6 +63,7 @@ const std::vector<Case> kBackward = {
     {2, 129, 129, 2, 1, 65, 3, 0},  {1, 35, 35, 2, 1, 136, 8, 0},
     {1, 100, 100, 4, 2, 32, 8, 0},  // cuDNN's, on a GPU
     {2, 72, 72, 2, 1, 16, 0, 0.3F}, {1, 136, 136, 2, 1, 136, 8, 0.2F},
+    {1, 300, 300, 2, 1, 40, 0, 0},
 };
 
 TEST(Attention, GradientsAgreeWithDouble) {
