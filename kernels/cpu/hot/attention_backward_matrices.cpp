@@ -44,14 +44,14 @@ struct BackwardScratch {
   PaddedDims dims;                // Dp, Ep
   std::int64_t q_words, v_words;  // of rows of q and k, of d_out and v
   float *d_k, *d_v;               // of a document's keys, (S, Dp), (S, Ep)
-  Pair* k_turned;                 // of each 64 of them (Dp, 64), on the left
-  Pair *k, *v;                    // of 64 of them, on the left
-  Right q_turned, d_out_turned;   // (D, 128), (E, 128)
-  Right q, d_out;                 // (128, D), (128, E)
-  float* d_q;                     // (Dp, 128)
-  float *lse, *delta;             // (128): log2 of the sum of exponentials; of P dP over keys
-  Pair *p, *d_s;                  // of 32 keys (32, 128), on the left
-  Right d_s_right;                // (64, 128)
+  Pair* k_turned;                 // of each 128 of them (Dp, 128), on the left
+  Pair *k, *v;                    // of 128 of them, on the left
+  Right q_turned, d_out_turned;   // (D, 256), (E, 256)
+  Right q, d_out;                 // (256, D), (256, E)
+  float* d_q;                     // (Dp, 256)
+  float *lse, *delta;             // (256): log2 of the sum of exponentials; of P dP over keys
+  Pair *p, *d_s;                  // of 32 keys (32, 256), on the left
+  Right d_s_right;                // (128, 256)
   float *scores, *d_p;            // (32, 32)
 };
 
@@ -110,8 +110,11 @@ TESSERA_INLINE void for_sides(std::int64_t count, F&& f) {
   for (std::int64_t i = 0; i < count; i += kSide) f(Range{i, at_most(count, i + kSide)});
 }
 
-/// What there is of dropout and of a cap for 32 keys and 32 queries: factors of probabilities, and
-/// slopes.
+/// 32 queries and 32 keys of a tile, or fewer at its ends.
+struct Corner {
+  Range queries, keys;
+};
+/// What there is of dropout and of a cap for them: factors of probabilities, and slopes.
 struct Altered {
   alignas(64) float factors[kSide * kSide];
   alignas(64) float slopes[kSide * kSide];
@@ -119,14 +122,20 @@ struct Altered {
 
 /// Caps scores, and looks up dropout's factors, which lie along keys.
 void alter(const AttentionBackward& a, const TileDropout& drop, const BackwardTile& tile,
-           Range queries, Range keys, const BackwardScratch& x, Altered& altered) {
-  if (a.shape.soft_cap > 0)
+           const Corner& of, const BackwardScratch& x, Altered& altered) {
+  if (a.shape.soft_cap > 0) {
     cap_row(x.scores, kSide * kSide / kLanes, a.shape.scale, a.shape.soft_cap, altered.slopes);
-  if (!drop) return;
+  } else {
+    std::fill_n(altered.slopes, kSide * kSide, 1.0F);
+  }
+  if (!drop) {
+    std::fill_n(altered.factors, kSide * kSide, 1.0F);
+    return;
+  }
   alignas(64) float rows[kSide * kSide] = {};
-  for (std::int64_t i = 0; i < queries.count(); ++i) {
-    drop.factors(tile.queries.begin + queries.begin + i, tile.keys.begin + keys.begin, keys.count(),
-                 rows + i * kSide);
+  for (std::int64_t i = 0; i < of.queries.count(); ++i) {
+    drop.factors(tile.queries.begin + of.queries.begin + i, tile.keys.begin + of.keys.begin,
+                 of.keys.count(), rows + i * kSide);
   }
   for (std::int64_t i = 0; i < kSide; i += kLanes) {
     for (std::int64_t j = 0; j < kSide; j += kLanes)
@@ -139,60 +148,59 @@ void alter(const AttentionBackward& a, const TileDropout& drop, const BackwardTi
 struct Sixteen {
   Vec p, d_s;
 };
-/// What is known of sixteen queries.
-struct QueryLanes {
-  Vec less, delta;  // lse of which the sign is changed
-};
-TESSERA_INLINE Sixteen gradients_of(const AttentionBackward& a, const QueryLanes& q,
-                                    const float* scores, const float* d_p, __mmask16 lanes,
-                                    bool drop, const Altered* altered, std::int64_t place) {
-  const float factor = a.shape.soft_cap > 0 ? kLog2E : a.shape.scale * kLog2E;
-  const Vec p = power_of_two_at(fmadd(load(scores + place, kLanes), Vec(factor), q.less), lanes);
-  Vec gradient = load(d_p + place, kLanes);
-  if (altered == nullptr) return {p, p * (gradient - q.delta)};
-  Vec used = p;
-  if (drop) {
-    const Vec kept = load(altered->factors + place, kLanes);
-    gradient = gradient * kept, used = p * kept;
-  }
-  Vec d_s = p * (gradient - q.delta);
-  if (a.shape.soft_cap > 0) d_s = d_s * load(altered->slopes + place, kLanes);
-  return {used, d_s};
+/// Their probabilities, of which y is the log to base 2, and gradients of scores.
+TESSERA_INLINE Sixteen gradients_of(const Vec& y, const Vec& d_p, const Vec& delta,
+                                    __mmask16 that_see) {
+  const Vec p = power_of_two_at(y, that_see);
+  return {p, p * (d_p - delta)};
+}
+/// The same with dropout's factors and a cap's slopes.
+TESSERA_INLINE Sixteen gradients_of(const Vec& y, const Vec& d_p, const Vec& delta,
+                                    __mmask16 that_see, const Vec& factors, const Vec& slopes) {
+  const Vec p = power_of_two_at(y, that_see);
+  return {p * factors, p * (d_p * factors - delta) * slopes};
 }
 
 /// Scores and gradients of probabilities, 32 x 32, become probabilities and gradients of scores,
-/// rounded: 0 of what is not seen.
+/// rounded: 0 of what is not seen. `altered` is null where nothing is.
 template <bool kAltered>
-void gradients_of_scores(const AttentionBackward& a, bool drop, const BackwardTile& tile,
-                         Range queries, Range keys, const BackwardScratch& x,
-                         const Altered* altered) {
-  const bool all = tile.sees_all(queries, keys);
-  QueryLanes of[2];
+void gradients_of_scores(const AttentionBackward& a, const BackwardTile& tile, const Corner& of,
+                         const BackwardScratch& x, const Altered* altered) {
+  const bool all = tile.sees_all(of.queries, of.keys);
+  const Vec factor(a.shape.soft_cap > 0 ? kLog2E : a.shape.scale * kLog2E);
+  Vec less[2], delta[2];
   for (int j = 0; j < 2; ++j) {
-    of[j] = {Vec(0.0F) - load(x.lse + queries.begin + j * kLanes, kLanes),
-             load(x.delta + queries.begin + j * kLanes, kLanes)};
+    less[j] = Vec(0.0F) - load(x.lse + of.queries.begin + j * kLanes, kLanes);
+    delta[j] = load(x.delta + of.queries.begin + j * kLanes, kLanes);
   }
   constexpr std::int64_t kWords = kBackwardQueries / 2;
-  Pair* p = x.p + queries.begin / 2;
-  Pair* d_s = x.d_s + queries.begin / 2;
-  const Right right = x.d_s_right.from(queries.begin, keys.begin);
+  Pair* p = x.p + of.queries.begin / 2;
+  Pair* d_s = x.d_s + of.queries.begin / 2;
+  const Right right = x.d_s_right.from(of.queries.begin, of.keys.begin);
   for (std::int64_t i = 0; i < kSide; i += 2) {
     __m512i of_key[2];
-    for (std::int64_t k = 0; k < 2; ++k) {
-      const std::int64_t key = i + k;
-      const __mmask32 lanes = key >= keys.count() ? 0
-                              : all               ? ~__mmask32{0}
-                                    : tile.lanes_that_see(keys.begin + key, queries.begin);
+    for (std::int64_t key = i; key < i + 2; ++key) {
+      __mmask32 lanes = ~__mmask32{0};
+      if (!all) lanes = tile.lanes_that_see(of.keys.begin + key, of.queries.begin);
+      if (key >= of.keys.count()) lanes = 0;
       Sixteen half[2];
 #pragma GCC unroll 2
       for (int j = 0; j < 2; ++j) {
-        half[j] =
-            gradients_of(a, of[j], x.scores, x.d_p, static_cast<__mmask16>(lanes >> (j * kLanes)),
-                         drop, kAltered ? altered : nullptr, key * kSide + j * kLanes);
+        const std::int64_t place = key * kSide + j * kLanes;
+        const Vec y = fmadd(load(x.scores + place, kLanes), factor, less[j]),
+                  gradient = load(x.d_p + place, kLanes);
+        const auto that_see = static_cast<__mmask16>(lanes >> (j * kLanes));
+        if constexpr (kAltered) {
+          half[j] =
+              gradients_of(y, gradient, delta[j], that_see, load(altered->factors + place, kLanes),
+                           load(altered->slopes + place, kLanes));
+        } else {
+          half[j] = gradients_of(y, gradient, delta[j], that_see);
+        }
       }
-      of_key[k] = rounded(half[0].d_s, half[1].d_s);
+      of_key[key - i] = rounded(half[0].d_s, half[1].d_s);
       _mm512_storeu_si512(p + key * kWords, rounded(half[0].p, half[1].p));
-      _mm512_storeu_si512(d_s + key * kWords, of_key[k]);
+      _mm512_storeu_si512(d_s + key * kWords, of_key[key - i]);
     }
     __m512i both[2];
     Pairs::join(of_key[0], of_key[1], both);
@@ -213,13 +221,13 @@ void backward_keys(const AttentionBackward& a, const TileDropout& drop, const Ba
   for (std::int64_t t = see.begin; t < see.end; t += kSide) {
     multiply_blocks(2, 2, x.q_words, k, x.q_turned.from(t, 0), scores, Write::overwrite);
     multiply_blocks(2, 2, x.v_words, v, x.d_out_turned.from(t, 0), d_p, Write::overwrite);
-    const Range queries{t, at_most(t + kSide, tile.queries.count())};
+    const Corner of{{t, at_most(t + kSide, tile.queries.count())}, keys};
     if (a.shape.soft_cap > 0 || drop) {
       Altered altered;
-      alter(a, drop, tile, queries, keys, x, altered);
-      gradients_of_scores<true>(a, static_cast<bool>(drop), tile, queries, keys, x, &altered);
+      alter(a, drop, tile, of, x, altered);
+      gradients_of_scores<true>(a, tile, of, x, &altered);
     } else {
-      gradients_of_scores<false>(a, false, tile, queries, keys, x, nullptr);
+      gradients_of_scores<false>(a, tile, of, x, nullptr);
     }
   }
   constexpr std::int64_t kWords = kBackwardQueries / 2;
@@ -258,7 +266,7 @@ void backward_tile(const AttentionBackward& a, const KvHead& unit, const TileDro
   });
 }
 
-/// Queries of a head, from the call's query `first` on, and what is there for them.
+/// Queries of a head, as the call counts them, and what is there for them.
 struct QueryRows {
   QueryRows(const AttentionBackward& a, const TileDropout& drop, Range queries)
       : q(head_of(a.q, drop.sample, queries.begin, queries.count(), drop.head, a.shape.head_dim)),

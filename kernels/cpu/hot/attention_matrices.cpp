@@ -1,4 +1,4 @@
-// Attention to bf16 with a processor's instructions for matrices: 32 queries meet up to 128 keys at
+// Attention to bf16 with a processor's instructions for matrices: 32 queries meet up to 256 keys at
 // a time. Their scores become probabilities, rounded to bf16, where they are, and so are the left
 // operand of the product with the values. Other types, and single queries, are as with AVX-512.
 #include "kernels/cpu/hot/attention_matrices.hpp"
@@ -17,7 +17,7 @@ namespace TESSERA_ISA {
 namespace {
 
 static_assert(kMatrixRows == kSide && kMatrixRows == Matrices::kBlockRows);
-static_assert(kMatrixKeys % kTile == 0 && kTile % kPageTokens == 0);
+static_assert(kMatrixKeys % kTile == 0);
 
 /// What a forward unit works in: queries of one document, and keys that are packed.
 struct ForwardScratch {
@@ -33,7 +33,7 @@ struct ForwardScratch {
         scores(take<float>(scratch, kMatrixRows * kMatrixScores)) {}
 
   Right k() const { return {k_data, words * kLanes}; }            // (D, 128)
-  Right v() const { return {v_data, kMatrixKeys / 2 * kLanes}; }  // (128, E)
+  Right v() const { return {v_data, kMatrixKeys / 2 * kLanes}; }  // (256, E)
 
   PaddedDims dims;
   std::int64_t words;  // of a row of q
@@ -41,7 +41,7 @@ struct ForwardScratch {
   float* out;          // (256, Ep), relative to 2^-max
   float *max, *sum;    // of each row, (256), (256, 16)
   Pair *k_data, *v_data;
-  float* scores;  // of a block of rows, (32, 128)
+  float* scores;  // of a block of rows, (32, 256)
 };
 
 /// Keys of one document that are packed, and the queries that may see them.
@@ -125,10 +125,11 @@ TESSERA_INLINE void exponentials(float* row, Range columns, float factor, float 
   store(sum, load(sum, kLanes) + (even + odd), kLanes);
 }
 
-/// Scores of n rows from row i on become probabilities relative to their maxima.
-void softmax_rows(const Attention& a, const TileDropout& drop, const ForwardTile& tile,
-                  std::int64_t i, std::int64_t n, Range columns, const ForwardScratch& x) {
+/// Scores of a block of rows become probabilities relative to their maxima.
+void softmax_rows(const Attention& a, const TileDropout& drop, const ForwardTile& tile, Range rows,
+                  Range columns, const ForwardScratch& x) {
   const float cap = a.shape.soft_cap, factor = cap > 0 ? kLog2E : a.shape.scale * kLog2E;
+  const std::int64_t i = rows.begin, n = rows.count();
   for (std::int64_t r = 0; r < n; ++r) {
     float* row = x.scores + r * kMatrixScores;
     if (cap > 0)
@@ -168,7 +169,7 @@ void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile
   multiply_blocks(above, ceil_div(right - left, kLanes), x.words,
                   Matrices::rows_as_left(x.q + i * x.words, x.words), x.k().from(left, 0),
                   {x.scores + left, kMatrixScores}, Write::overwrite);
-  softmax_rows(a, drop, tile, i, n, columns, x);
+  softmax_rows(a, drop, tile, {i, i + n}, columns, x);
   const auto* p = reinterpret_cast<const Pair*>(x.scores) + left / 2;
   // There are sums from the tile before on.
   const Write write = seen.begin >= 0 ? Write::overwrite : Write::add;
