@@ -1,5 +1,5 @@
 // What is computed in place of a product with a bias or gelu in it, where the library refuses that,
-// as it may on some GPU, version or alignment, or where it takes longer than in parts: the same
+// as it may on some GPU, version or alignment, or where the product takes longer so: the same
 // product without it, and an operation of our own for it.
 #pragma once
 

@@ -400,7 +400,11 @@ void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const Vi
                     const OwnKernels& own) {
   TESSERA_CHECK(how == AlgorithmChoice::first || memory.span_bytes() >= timing_bytes(keys),
                 "{} bytes of memory, timing needs {}", memory.span_bytes(), timing_bytes(keys));
-  for (const GemmKey& key : keys) library_->product(key).algorithm.reset();
+  for (const GemmKey& key : keys) {
+    Library::Product& p = library_->product(key);
+    p.algorithm.reset(), p.apart = false;
+    apart_.erase(key);
+  }
   for (const GemmKey& key : keys) {
     Library::Product& p = library_->product(key);
     if (how == AlgorithmChoice::first) {

@@ -127,7 +127,7 @@ void tune_products(const Products& products, std::span<const kernels::KernelCall
     control.together([&] { matmul.refuse(found.refused); });
     if (control.rank() != 0) continue;
     say(found.refused, "cuBLASLt refuses {} within {} matrix products: own kernels do it", tuning);
-    say(found.faster, "{1} matrix products are faster with {0} by own kernels behind them", tuning);
+    say(found.faster, "own kernels do {0} behind {1} matrix products, which is faster", tuning);
   }
 }
 

@@ -157,13 +157,13 @@ std::int64_t Matmul::timing_bytes(std::span<const GemmKey>) { return 0; }
 void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View&,
                     const OwnKernels& own) {
   const auto& apart = emulator::faster_apart();
-  for (const GemmKey& key : keys) {
-    if (refuses(key)) continue;
-    if (how == AlgorithmChoice::timed && own && !is_plain(key) && apart && apart(key)) {
+  for (GemmKey key : keys) {
+    while (how == AlgorithmChoice::timed && own && !is_plain(key) && apart && apart(key) &&
+           !refuses(key)) {
       library_->table.apart.insert(key), apart_.insert(key);
-    } else {
-      library_->table.chosen[key] = {};
+      key = without_last({.key = key}).key;
     }
+    if (!refuses(key)) library_->table.chosen[key] = {};
   }
 }
 std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const GemmKey> keys) {

@@ -232,8 +232,8 @@ TEST(TreeSum, AddsInAnAlignedTreeAndRoundsOnce) {
 TEST(SumOfParts, RoundsWhatDidNotTravel) {
   for (Isa isa : isas()) {
     for (DType wire : {DType::f32, DType::bf16}) {
-      for (std::size_t count : {1, 2, 3, 8, 9, 23}) {
-        for (std::size_t own = 0; own < count; own += 2) {
+      for (std::size_t count : {1, 2, 3, 8, 9, 23, 33, 65, 200}) {
+        for (std::size_t own = 0; own < count; own += 1 + count / 3) {
           constexpr std::int64_t kElements = 133;
           std::vector<Tensor> tensors;
           std::vector<SumPart> parts;
@@ -272,24 +272,53 @@ TEST(SumOfParts, RoundsWhatDidNotTravel) {
   }
 }
 
+// Trap 57, on the wire.
+TEST(SumOfParts, RoundsTiesToEven) {
+  const float infinity = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> own = {1,     1 + 0x1p-9F, 1 + 0x1p-8F, 1 + 3 * 0x1p-8F,
+                                  -0.0F, 3e38F,       infinity,    nan};
+  const std::vector<float> expected = {1,        1,  1, 1 + 2 * 0x1p-7F, -0.0F, 0x1.c4p+127F,
+                                       infinity, nan};
+  const auto count = static_cast<std::int64_t>(own.size());
+  for (Isa isa : isas()) {
+    const SumPart part{reinterpret_cast<const std::byte*>(own.data()), DType::f32};
+    std::vector<float> out(own.size());
+    hot_kernels(isa).sum_parts(
+        {.parts = {&part, 1}, .wire = DType::bf16, .out = reinterpret_cast<std::byte*>(out.data())},
+        {0, count});
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      EXPECT_EQ(std::isnan(out[i]), std::isnan(expected[i])) << i;
+      if (!std::isnan(out[i])) {
+        EXPECT_EQ(out[i], expected[i]) << i;
+      }
+    }
+  }
+}
+
 // The sum may go where one of the parts lies, as it does when a rank reduces in place.
 TEST(SumOfParts, MayBeWrittenOverAPart) {
   for (Isa isa : isas()) {
     for (std::size_t own : {0, 1, 4}) {
-      std::vector<Tensor> tensors;
-      std::vector<SumPart> parts;
-      for (unsigned p = 0; p < 5; ++p) {
-        tensors.push_back(Tensor::random(DType::f32, {41}, p));
-        parts.push_back({tensors.back().view().data, DType::f32});
+      for (DType wire : {DType::f32, DType::bf16}) {
+        std::vector<Tensor> tensors;
+        std::vector<SumPart> parts;
+        for (unsigned p = 0; p < 5; ++p) {
+          const DType type = p == own ? DType::f32 : wire;
+          tensors.push_back(Tensor::random(type, {41}, p));
+          parts.push_back({tensors.back().view().data, type});
+        }
+        const Tensor want(DType::f32, {41});
+        for (std::int64_t i = 0; i < 41; ++i) {
+          set_scalar(want.view(), i, tessera::test::tree_order_sum(0, 5, [&](std::int64_t p) {
+                       const float x = scalar(tensors[static_cast<std::size_t>(p)].view(), i);
+                       return wire == DType::bf16 ? static_cast<float>(bf16(x)) : x;
+                     }));
+        }
+        hot_kernels(isa).sum_parts({.parts = parts, .wire = wire, .out = tensors[own].view().data},
+                                   {0, 41});
+        EXPECT_TRUE(tensors[own].same_bits(want)) << enum_word(isa);
       }
-      const Tensor want(DType::f32, {41});
-      for (std::int64_t i = 0; i < 41; ++i) {
-        set_scalar(want.view(), i, tessera::test::tree_order_sum(0, 5, [&](std::int64_t p) {
-                     return scalar(tensors[static_cast<std::size_t>(p)].view(), i);
-                   }));
-      }
-      hot_kernels(isa).sum_parts({.parts = parts, .out = tensors[own].view().data}, {0, 41});
-      EXPECT_TRUE(tensors[own].same_bits(want)) << enum_word(isa);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <mutex>
 #include <random>
 #include <set>
@@ -47,6 +48,41 @@ TEST(BackgroundStreams, KeepOrderWithinAStream) {
   streams.wait(streams.last(1));
   ASSERT_EQ(order.size(), 100U);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+}
+
+/// Advances in every other call, in between which it notes how long it was not called.
+class Intervals : public Task {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit Intervals(std::vector<Clock::duration>& idle) : idle_(idle) {}
+  Progress advance() override {
+    const Clock::time_point now = Clock::now();
+    if (++calls_ % 2 == 0) idle_.push_back(now - last_);
+    last_ = now;
+    if (idle_.size() == 1000) return Progress::done;
+    return calls_ % 2 == 0 ? Progress::some : Progress::idle;
+  }
+
+ private:
+  std::vector<Clock::duration>& idle_;
+  Clock::time_point last_ = Clock::now();
+  int calls_ = 0;
+};
+
+// A nap takes 20 us at least, however quick the machine; without naps some interval is shorter,
+// however slow it is.
+TEST(BackgroundStreams, NapOnlyWhileNobodyWaits) {
+  for (const bool waits : {false, true}) {
+    std::vector<Intervals::Clock::duration> idle;
+    std::atomic<bool> done = false;
+    BackgroundStreams streams;
+    streams.enqueue(1, {}, [&] { return std::make_unique<Intervals>(idle); });
+    const Event end = streams.enqueue(1, {}, task(1, [&] { done = true; }));
+    while (!waits && !done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    streams.wait(end);
+    const auto shortest = *std::ranges::min_element(idle);
+    EXPECT_EQ(shortest < std::chrono::microseconds(20), waits);
+  }
 }
 
 TEST(BackgroundStreams, WaitForOtherStreams) {
