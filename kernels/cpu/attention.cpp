@@ -12,7 +12,7 @@ std::int64_t float_bytes(std::int64_t floats) { return floats * size_of(DType::f
 }  // namespace
 
 std::int64_t scratch_bytes(const Attention& a, const Context& context) {
-  return float_bytes(context.threads * attention_scratch(a.shape));
+  return float_bytes(context.threads * attention_scratch(a.shape, a.q.type));
 }
 
 void run(const Attention& a, const Context& context) {
@@ -29,20 +29,20 @@ void run(const Attention& a, const Context& context) {
     const std::int64_t head = i % (samples * a.shape.heads);
     const Range t = intersect({chunk * kQueryChunk, (chunk + 1) * kQueryChunk}, {0, queries});
     context.hot.attention(a, rule, {head / a.shape.heads, head % a.shape.heads, t},
-                          scratch + thread * attention_scratch(a.shape));
+                          scratch + thread * attention_scratch(a.shape, a.q.type));
   });
 }
 
 std::int64_t scratch_bytes(const AttentionBackward& a, const Context& context) {
   return float_bytes(context.threads *
-                     attention_backward_scratch(a.shape, a.q.extent(1), a.k.extent(1)));
+                     attention_backward_scratch(a.shape, a.q.type, a.q.extent(1), a.k.extent(1)));
 }
 
 void run(const AttentionBackward& a, const Context& context) {
   check(a);
   check_document_rows(a.documents, sequence_of(a));
-  const std::int64_t samples = a.q.extent(0),
-                     own = attention_backward_scratch(a.shape, a.q.extent(1), a.k.extent(1));
+  const std::int64_t samples = a.q.extent(0), own = attention_backward_scratch(
+                                                  a.shape, a.q.type, a.q.extent(1), a.k.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   auto* scratch = reinterpret_cast<float*>(a.scratch.data);
   parallel_units(context.threads, samples * a.shape.kv_heads, [&](std::int64_t i, int thread) {

@@ -142,7 +142,8 @@ class Blocks {
   int threads_;
   const HotKernels& hot_;
   ProductForm form_;
-  std::int64_t whole_;                   // elements of a depth that is not cut, at most
+  std::int64_t whole_;  // elements of a depth that is not cut, at most: as much room as they take
+                        // is there for a longer one too, which never needs less
   std::int64_t depth_, rows_, columns_;  // of a block
   Grid grid_;
   std::byte *left_ = nullptr, *right_ = nullptr, *sums_ = nullptr;

@@ -3,8 +3,6 @@
 // by queries: as rows of keys, probabilities and gradients of scores are the left operands of d_v
 // and d_k, and in pairs of keys the right one of d_q, which is made transposed. Other types are as
 // with AVX-512.
-#include <algorithm>
-
 #include "kernels/cpu/hot/attention_matrices.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
@@ -126,10 +124,10 @@ void alter(const AttentionBackward& a, const TileDropout& drop, const BackwardTi
   if (a.shape.soft_cap > 0) {
     cap_row(x.scores, kSide * kSide / kLanes, a.shape.scale, a.shape.soft_cap, altered.slopes);
   } else {
-    std::fill_n(altered.slopes, kSide * kSide, 1.0F);
+    for (float& slope : altered.slopes) slope = 1.0F;
   }
   if (!drop) {
-    std::fill_n(altered.factors, kSide * kSide, 1.0F);
+    for (float& factor : altered.factors) factor = 1.0F;
     return;
   }
   alignas(64) float rows[kSide * kSide] = {};
@@ -148,17 +146,23 @@ void alter(const AttentionBackward& a, const TileDropout& drop, const BackwardTi
 struct Sixteen {
   Vec p, d_s;
 };
-/// Their probabilities, of which y is the log to base 2, and gradients of scores.
+/// Also where an infinity that is not seen has made it no number.
+TESSERA_INLINE Vec zero_but_for(__mmask16 that_see, Vec x) {
+  x.part[0] = _mm512_maskz_mov_ps(that_see, x.part[0]);
+  return x;
+}
+/// Their probabilities, of which y is the log to base 2, and gradients of scores: 0 of those that
+/// do not see the key.
 TESSERA_INLINE Sixteen gradients_of(const Vec& y, const Vec& d_p, const Vec& delta,
                                     __mmask16 that_see) {
   const Vec p = power_of_two_at(y, that_see);
-  return {p, p * (d_p - delta)};
+  return {p, zero_but_for(that_see, p * (d_p - delta))};
 }
 /// The same with dropout's factors and a cap's slopes.
 TESSERA_INLINE Sixteen gradients_of(const Vec& y, const Vec& d_p, const Vec& delta,
                                     __mmask16 that_see, const Vec& factors, const Vec& slopes) {
   const Vec p = power_of_two_at(y, that_see);
-  return {p * factors, p * (d_p * factors - delta) * slopes};
+  return {p * factors, zero_but_for(that_see, p * (d_p * factors - delta) * slopes)};
 }
 
 /// Scores and gradients of probabilities, 32 x 32, become probabilities and gradients of scores,
@@ -383,7 +387,8 @@ void backward_document(const AttentionBackward& a, const DropoutRule& rule, cons
   begin_keys(a, unit, of.keys, x);
   for_sides(of.keys.count(), [&](Range some) {
     const Range tokens{of.keys.begin + some.begin, of.keys.begin + some.end};
-    if (!intersect(of.sight.queries_of(tokens, document), of.queries).empty()) return;
+    const bool seen = !intersect(of.sight.queries_of(tokens, document), of.queries).empty();
+    if (seen && !heads.empty()) return;
     clear(x.d_k + some.begin * x.dims.q, kSide * x.dims.q);
     clear(x.d_v + some.begin * x.dims.v, kSide * x.dims.v);
   });
@@ -406,7 +411,10 @@ void clear_queries(const AttentionBackward& a, const KvHead& unit, Range queries
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     const Block to =
         head_of(a.d_q, unit.sample, queries.begin, queries.count(), h, a.shape.head_dim);
-    for (std::int64_t t = 0; t < to.rows; ++t) std::fill_n(to.row<bf16>(t), to.columns, bf16{});
+    for (std::int64_t t = 0; t < to.rows; ++t) {
+      std::memset(static_cast<void*>(to.row<bf16>(t)), 0,
+                  static_cast<std::size_t>(to.columns) * sizeof(bf16));
+    }
   }
 }
 

@@ -73,16 +73,9 @@ inline void pack_turned(const Block& x, std::int64_t columns, Pair* to) {
 /// x (depth, columns) as a right operand, in groups so many words apart; what is behind the depth
 /// is 0 up to the next 32 elements.
 inline void pack_pairs(const Block& x, std::int64_t group, Pair* to) {
-  const std::int64_t words = Matrices::words_of(x.rows);
-  for (std::int64_t t = 0; t < words; ++t, to += kLanes) {
-    for (std::int64_t c = 0; c < x.columns; c += 2 * kLanes) {
-      __m512i both[2];
-      Matrices::join_rows(x, t, c, both);
-      Pair* own = to + c / kLanes * group;
-      _mm512_storeu_si512(own, both[0]);
-      if (c + kLanes < x.columns) _mm512_storeu_si512(own + group, both[1]);
-    }
-  }
+  Block own = x;
+  own.ahead = 0;
+  Matrices::pack_tiles(own, to, group);
 }
 
 /// 2^y, 0 of -infinity, at most 2.4 * 2^-24 off. A polynomial of degree 5 of what y is above the

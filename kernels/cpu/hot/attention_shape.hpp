@@ -89,15 +89,17 @@ constexpr std::int64_t matrix_attention_backward_scratch(const AttentionShape& s
          kBackwardQueries * (2 * kMatrixRows + kBackwardKeys) / 2 + 2 * kMatrixRows * kMatrixRows;
 }
 
-/// What a unit needs whatever the instruction set, in whole lines of the cache.
-constexpr std::int64_t attention_scratch(const AttentionShape& s) {
-  const std::int64_t vectors = vector_attention_scratch(s), matrices = matrix_attention_scratch(s);
+/// What a unit of a type needs whatever the instruction set, in whole lines of the cache.
+constexpr std::int64_t attention_scratch(const AttentionShape& s, DType type) {
+  const std::int64_t vectors = vector_attention_scratch(s),
+                     matrices = type == DType::bf16 ? matrix_attention_scratch(s) : 0;
   return round_up(vectors > matrices ? vectors : matrices, 16);
 }
-constexpr std::int64_t attention_backward_scratch(const AttentionShape& s, std::int64_t queries,
-                                                  std::int64_t keys) {
+constexpr std::int64_t attention_backward_scratch(const AttentionShape& s, DType type,
+                                                  std::int64_t queries, std::int64_t keys) {
   const std::int64_t vectors = vector_attention_backward_scratch(s, queries),
-                     matrices = matrix_attention_backward_scratch(s, keys);
+                     matrices =
+                         type == DType::bf16 ? matrix_attention_backward_scratch(s, keys) : 0;
   return round_up(vectors > matrices ? vectors : matrices, 16);
 }
 

@@ -279,7 +279,7 @@ void tree_sum(const TreeSum& a, Range elements) {
 
 namespace {
 
-/// What a part has added, as it travels.
+/// What a part has added, as it travels: of f32 or the wire's type.
 template <typename Wire>
 TESSERA_INLINE Vec contribution(const SumPart& part, std::int64_t e, std::int64_t lanes) {
   const auto at = [&]<typename T>(const T* data) __attribute__((always_inline)) {

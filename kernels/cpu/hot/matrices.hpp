@@ -96,8 +96,10 @@ struct Matrices : Pairs {
 
   /// to (columns / 16, words, 16) = x (depth, columns) as a right operand, so that what a register
   /// holds lies in one piece; columns up to sixteen are 0.
-  static void pack_tiles(const Block& x, Pair* to) {
-    const std::int64_t words = words_of(x.rows), group = words * kLanes;
+  static void pack_tiles(const Block& x, Pair* to) { pack_tiles(x, to, words_of(x.rows) * kLanes); }
+  /// The same with so many words from one sixteen of columns to the next.
+  static void pack_tiles(const Block& x, Pair* to, std::int64_t group) {
+    const std::int64_t words = words_of(x.rows);
     for (std::int64_t t = 0; t < words; ++t, to += kLanes) {
       look_ahead(x, x.row<bf16>(2 * t));
       look_ahead(x, x.row<bf16>(2 * t + 1));

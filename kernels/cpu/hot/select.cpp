@@ -28,7 +28,7 @@ TESSERA_EACH_HOT_KERNEL(TESSERA_DECLARE)
 
 namespace {
 
-/// Products with instructions for matrices; all else is without.
+/// What there is with instructions for matrices; all else is without.
 const HotKernels& amx_table() {
   static const HotKernels table = [] {
     HotKernels t = isa_v4::kTable;

@@ -58,6 +58,9 @@ std::vector<Case> square_cases() {
   all.push_back(together);
   together.samples = 1, together.dim = 136, together.gap = 8;
   all.push_back(together);
+  Case unread = square(70, kCausal);  // the second kv head has no query head here
+  unread.heads = 2, unread.kv_heads = 2, unread.group = 2;
+  all.push_back(unread);
   return all;
 }
 
