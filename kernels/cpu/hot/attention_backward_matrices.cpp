@@ -411,10 +411,7 @@ void clear_queries(const AttentionBackward& a, const KvHead& unit, Range queries
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     const Block to =
         head_of(a.d_q, unit.sample, queries.begin, queries.count(), h, a.shape.head_dim);
-    for (std::int64_t t = 0; t < to.rows; ++t) {
-      std::memset(static_cast<void*>(to.row<bf16>(t)), 0,
-                  static_cast<std::size_t>(to.columns) * sizeof(bf16));
-    }
+    for (std::int64_t t = 0; t < to.rows; ++t) write_zeros(to.columns, to.row<bf16>(t));
   }
 }
 

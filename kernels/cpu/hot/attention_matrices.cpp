@@ -32,7 +32,7 @@ struct ForwardScratch {
         v_data(take<Pair>(scratch, kMatrixKeys / 2 * dims.v)),
         scores(take<float>(scratch, kMatrixRows * kMatrixScores)) {}
 
-  Right k() const { return {k_data, words * kLanes}; }            // (D, 128)
+  Right k() const { return {k_data, words * kLanes}; }            // (D, 256)
   Right v() const { return {v_data, kMatrixKeys / 2 * kLanes}; }  // (256, E)
 
   PaddedDims dims;
@@ -242,7 +242,7 @@ void finish_rows(const Attention& a, const AttentionUnit& unit, Range rows, std:
       const float sum = sums[r - r0];
       auto* to = out.row<bf16>(r);
       if (sum == 0) {  // of no key at all
-        std::fill_n(to, out.columns, bf16{});
+        write_zeros(out.columns, to);
       } else {
         write_rounded(x.out + (i + r) * x.dims.v, 1.0F / sum, out.columns, to);
       }

@@ -31,14 +31,8 @@ inline void multiply_blocks(std::int64_t above, std::int64_t beside, std::int64_
     for (std::int64_t j = 0; j < beside; j += 2) {
       const Pair* right = b.data + j * b.group;
       const TileC sums{c.data + (i * c.ld + j) * kLanes, c.ld};
-      const std::int64_t all = b.group / kLanes;
-      if (i + 1 < above) {
-        j + 1 < beside ? Matrices::block<2, 2>(words, a, right, all, sums, write)
-                       : Matrices::block<2, 1>(words, a, right, all, sums, write);
-      } else {
-        j + 1 < beside ? Matrices::block<1, 2>(words, a, right, all, sums, write)
-                       : Matrices::block<1, 1>(words, a, right, all, sums, write);
-      }
+      Matrices::block(i + 1 < above, j + 1 < beside, words, a, right, b.group / kLanes, sums,
+                      write);
     }
   }
 }
@@ -142,6 +136,10 @@ TESSERA_INLINE __mmask32 first_of(std::int64_t count) {
   return count >= kSide ? ~__mmask32{0} : (__mmask32{1} << at_least(count, 0)) - 1;
 }
 
+/// A row of 0.
+inline void write_zeros(std::int64_t columns, bf16* to) {
+  std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(columns) * sizeof(bf16));
+}
 /// What a row of floats becomes, times `factor`: bf16 as the processor rounds them.
 inline void write_rounded(const float* from, float factor, std::int64_t columns, bf16* to) {
   const Vec by(factor);

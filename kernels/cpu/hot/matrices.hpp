@@ -144,21 +144,27 @@ struct Matrices : Pairs {
         const Pair* right = b + (v * words + k) * kLanes;
         const TileC sums{c.data + v * kLanes, c.ld};
         const Write how = k > 0 ? Write::add : write;
-        if (rows > kLanes) {
-          v + 1 < vecs ? block<2, 2>(here, left, right, words, sums, how)
-                       : block<2, 1>(here, left, right, words, sums, how);
-        } else {
-          v + 1 < vecs ? block<1, 2>(here, left, right, words, sums, how)
-                       : block<1, 1>(here, left, right, words, sums, how);
-        }
+        block(rows > kLanes, v + 1 < vecs, here, left, right, words, sums, how);
       }
+    }
+  }
+
+  /// C (+)= A B with one or two matrices of sums above and beside each other, of a depth of which b
+  /// has `all` words.
+  static void block(bool two_above, bool two_beside, std::int64_t words, const Left& a,
+                    const Pair* b, std::int64_t all, TileC c, Write write) {
+    if (two_above) {
+      two_beside ? block<2, 2>(words, a, b, all, c, write)
+                 : block<2, 1>(words, a, b, all, c, write);
+    } else {
+      two_beside ? block<1, 2>(words, a, b, all, c, write)
+                 : block<1, 1>(words, a, b, all, c, write);
     }
   }
 
  private:
   static constexpr std::int64_t kWordsAtOnce = 128;
 
- public:
   // Which register is which matrix: sums 0 to 3, two of the left operand, two of the right one.
   template <int kRegister, typename T>
   TESSERA_INLINE static void load(const T* from, std::int64_t ld) {
@@ -183,8 +189,7 @@ struct Matrices : Pairs {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
   }
 
-  /// C (+)= A B with so many matrices of sums above and beside each other, of a depth of which b
-  /// has `all` words.
+  /// The same, with how many is known.
   template <int kAbove, int kBeside>
   [[gnu::noinline]] static void block(std::int64_t words, const Left& a, const Pair* b,
                                       std::int64_t all, TileC c, Write write) {
