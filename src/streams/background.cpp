@@ -46,12 +46,12 @@ bool BackgroundStreams::wait(Event event) {
       awaited_ = true;
     }
     work_.notify_one();
+    while (seen < event.count) {
+      done.wait(seen, std::memory_order_acquire);
+      seen = done.load(std::memory_order_acquire);
+    }
+    awaited_ = false;
   }
-  while (seen < event.count) {
-    done.wait(seen, std::memory_order_acquire);
-    seen = done.load(std::memory_order_acquire);
-  }
-  awaited_ = false;
   if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
   return had_to;
 }
