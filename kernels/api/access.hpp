@@ -35,6 +35,7 @@ struct Dropout {
   RandomKey key() const {
     return random_key(seed, jitter > 0 ? RandomPurpose::jitter : RandomPurpose::dropout, site);
   }
+  bool operator==(const Dropout&) const = default;
 };
 
 /// f(view, access) for every view of the call that is present; a call is a variant of argument

@@ -18,6 +18,7 @@ struct Activate {
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.y, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Activate&) const = default;
 };
 
 inline void check_halves(const View& x, const View& y, ActivationKind kind) {
@@ -46,6 +47,7 @@ struct ActivateBackward {
     f(s.x, Access::read), f(s.d_y, Access::read), f(s.d_x, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const ActivateBackward&) const = default;
 };
 
 inline void check(const ActivateBackward& a) {

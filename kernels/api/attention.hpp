@@ -34,6 +34,7 @@ struct AttentionShape {
   /// are; the first query is `first` tokens behind the first key. Documents, which are known when a
   /// step runs, make them fewer.
   double most_pairs(std::int64_t first, std::int64_t queries, std::int64_t keys) const;
+  bool operator==(const AttentionShape&) const = default;
 };
 
 inline double AttentionShape::most_pairs(std::int64_t first, std::int64_t queries,
@@ -125,6 +126,7 @@ struct Attention {
         f(s.cached, Access::read), f(s.pages, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.lse, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Attention&) const = default;
 };
 
 inline void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
@@ -222,6 +224,7 @@ struct AttentionBackward {
     f(s.d_q, Access::write), f(s.d_k, access_of(s.write)), f(s.d_v, access_of(s.write)),
         f(s.scratch, Access::write);
   }
+  bool operator==(const AttentionBackward&) const = default;
 };
 
 inline void check(const AttentionBackward& a) {
@@ -255,6 +258,7 @@ struct MergeAttention {
     f(s.x, Access::read), f(s.x_lse, Access::read);
     f(s.out, Access::update), f(s.lse, Access::update), f(s.scratch, Access::write);
   }
+  bool operator==(const MergeAttention&) const = default;
 };
 
 inline void check(const MergeAttention& a) {

@@ -52,6 +52,7 @@ struct Remember {
     f(s.x, Access::read), f(s.cached, Access::read), f(s.pages, Access::read),
         f(s.cache, Access::update), f(s.scratch, Access::write);
   }
+  bool operator==(const Remember&) const = default;
 };
 
 inline void check(const Remember& a) {

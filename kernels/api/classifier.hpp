@@ -16,6 +16,7 @@ namespace tessera::kernels {
 struct LossTerms {
   float label_smoothing = 0;  // s, below 1
   float z_loss = 0;           // z
+  bool operator==(const LossTerms&) const = default;
 };
 
 inline void check_terms(const LossTerms& t) {
@@ -44,6 +45,7 @@ struct Classify {
     f(s.logits, s.scale ? Access::update : Access::read), f(s.targets, Access::read);
     f(s.losses, Access::write), f(s.scale, Access::read), f(s.scratch, Access::write);
   }
+  bool operator==(const Classify&) const = default;
 };
 
 inline void check_cap(float cap) { TESSERA_CHECK(cap >= 0, "a soft cap of {}", cap); }
@@ -81,6 +83,7 @@ struct ClassifyPart {
     f(s.logits, Access::read), f(s.targets, Access::read), f(s.stats, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const ClassifyPart&) const = default;
 };
 
 template <typename Operation>
@@ -115,6 +118,7 @@ struct ClassifyLoss {
     f(s.stats, Access::read), f(s.targets, Access::read), f(s.losses, Access::write),
         f(s.lse, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const ClassifyLoss&) const = default;
 };
 
 inline void check(const ClassifyLoss& a) {
@@ -148,6 +152,7 @@ struct ClassifyGradient {
     f(s.logits, Access::update), f(s.targets, Access::read), f(s.lse, Access::read),
         f(s.scale, Access::read), f(s.scratch, Access::write);
   }
+  bool operator==(const ClassifyGradient&) const = default;
 };
 
 inline void check(const ClassifyGradient& a) {
@@ -174,6 +179,7 @@ struct SoftCap {
   static SoftCap example(Tensor&& tensor) {
     return {.x = tensor(), .out = tensor(), .cap = 30};
   }
+  bool operator==(const SoftCap&) const = default;
 };
 
 inline void check(const SoftCap& a) {
@@ -197,6 +203,7 @@ struct Confusion {
     f(s.logits, Access::read), f(s.targets, Access::read), f(s.counts, Access::update),
         f(s.scratch, Access::write);
   }
+  bool operator==(const Confusion&) const = default;
 };
 
 inline void check(const Confusion& a) {

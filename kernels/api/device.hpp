@@ -88,6 +88,7 @@ namespace tessera::kernels {
   F(MomentRatio) \
   F(FollowRatio) \
   F(Fill) \
+  F(TakeRow) \
   F(Convert) \
   F(OrderChunks) \
   F(Scale) \

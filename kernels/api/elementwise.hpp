@@ -17,9 +17,36 @@ struct Fill {
   static void visit(Self& s, F&& f) {
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Fill&) const = default;
 };
 
 inline void check(const Fill& a) { TESSERA_CHECK(a.out.dense(), "fill of a strided view"); }
+
+/// out = row next[0] of x, and next[0] becomes the number of the next row, behind the last that of
+/// the first: so work that is the same each time goes through rows.
+struct TakeRow {
+  static constexpr const char* kName = "take_row";
+  View x;     // (N, C) u8, dense; C, and where x and out begin, are multiples of kRowAlignment
+  View next;  // (1) i64, below N
+  View out;   // (C) u8
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.next, Access::update), f(s.out, Access::write),
+        f(s.scratch, Access::write);
+  }
+  bool operator==(const TakeRow&) const = default;
+};
+
+inline constexpr std::int64_t kRowAlignment = 16;
+
+inline void check(const TakeRow& a) {
+  check_flat({a.out}, DType::u8, a.x.cols());
+  check_flat({a.next}, DType::i64, 1);
+  TESSERA_CHECK(a.x.type == DType::u8 && a.x.dense() && a.x.cols() % kRowAlignment == 0,
+                "take_row of {} {} bytes", a.x.rows(), a.x.cols());
+}
 
 /// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense with
 /// equal counts, or matrices of equal shape whose rows are any distance apart. With a verdict
@@ -37,6 +64,7 @@ struct Convert {
     f(s.x, Access::read), f(s.verdict, Access::read),
         f(s.out, s.verdict ? Access::update : access_of(s.write)), f(s.scratch, Access::write);
   }
+  bool operator==(const Convert&) const = default;
 };
 
 inline void check(const Convert& a) {
@@ -67,6 +95,7 @@ struct ZigzagChunks {
     const std::int64_t chunk = row / tokens, sample = chunk % samples, place = chunk / samples;
     return (sample * count() + chunk_of(place / 2, place % 2)) * tokens + row % tokens;
   }
+  bool operator==(const ZigzagChunks&) const = default;
 };
 
 /// out = x with its chunks in the order of tokens, or back. Ordered by shares x is (P, 2, B, T, C):
@@ -87,6 +116,7 @@ struct OrderChunks {
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const OrderChunks&) const = default;
 };
 
 inline void check(const OrderChunks& a) {
@@ -115,6 +145,7 @@ struct Scale {
   static Scale example(Tensor&& tensor) {
     return {.x = tensor(), .out = tensor(), .factor = 27.712812F};
   }
+  bool operator==(const Scale&) const = default;
 };
 
 inline void check(const Scale& a) {
@@ -140,6 +171,7 @@ struct Blend {
     f(s.y, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::read),
         f(s.out, Access::update), f(s.scratch, Access::write);
   }
+  bool operator==(const Blend&) const = default;
 };
 
 inline void check(const Blend& a) {
@@ -163,6 +195,7 @@ struct TreeSum {
     f(s.parts, Access::read), f(s.bias, Access::read), f(s.out, access_of(s.write)),
         f(s.scratch, Access::write);
   }
+  bool operator==(const TreeSum&) const = default;
 };
 
 inline void check(const TreeSum& a) {
@@ -188,6 +221,7 @@ struct ExactSum {
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.accumulator, Access::update), f(s.scratch, Access::write);
   }
+  bool operator==(const ExactSum&) const = default;
 };
 
 inline void check(const ExactSum& a) {
@@ -210,6 +244,7 @@ struct ExactSums {
     f(s.x, Access::read), f(s.into, Access::read), f(s.accumulators, Access::update),
         f(s.scratch, Access::write);
   }
+  bool operator==(const ExactSums&) const = default;
 };
 
 inline void check(const ExactSums& a) {

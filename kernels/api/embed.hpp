@@ -35,6 +35,7 @@ struct Embed {
     f(s.documents, Access::read), f(s.cached, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Embed&) const = default;
 };
 
 inline void check_vocabulary(const View& tokens, std::int64_t first_token, std::int64_t vocab) {
@@ -107,6 +108,7 @@ struct EmbedBackward {
         f(s.d_position_table, access_of(s.position_write));
     f(s.scratch, Access::write);
   }
+  bool operator==(const EmbedBackward&) const = default;
 };
 
 inline void check(const EmbedBackward& a) {
@@ -145,6 +147,7 @@ struct AddPositions {
         f(s.cached, Access::read), f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const AddPositions&) const = default;
 };
 
 inline void check(const AddPositions& a) {

@@ -22,6 +22,7 @@ struct Routing {
   float scale = 1;          // what weights are multiplied with at the end
   std::int64_t groups = 1, open_groups = 1;
   GroupScore group_score = GroupScore::largest;
+  bool operator==(const Routing&) const = default;
 };
 
 inline constexpr std::int64_t kMostExperts = 512, kMostChoices = 32, kMostGroups = 32;
@@ -48,6 +49,7 @@ struct Route {
     f(s.logits, Access::read), f(s.bias, Access::read), f(s.experts, Access::write);
     f(s.weights, Access::write), f(s.stats, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Route&) const = default;
 };
 
 /// Of a token's logits, a of groups of experts and b of experts, those that count where groups have
@@ -68,6 +70,7 @@ struct JoinGates {
   static void visit(Self& s, F&& f) {
     f(s.logits, Access::read), f(s.joined, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const JoinGates&) const = default;
 };
 
 /// The gradient of logits from that of `joined`: 0 of those that do not count.
@@ -84,6 +87,7 @@ struct JoinGatesBackward {
     f(s.joined, Access::read), f(s.d_joined, Access::read), f(s.d_logits, Access::write);
     f(s.scratch, Access::write);
   }
+  bool operator==(const JoinGatesBackward&) const = default;
 };
 
 /// What is minimised beside the loss, of each token: `balance` times the sum over experts of the
@@ -94,6 +98,7 @@ struct JoinGatesBackward {
 struct RouterTerms {
   float balance = 0, z = 0;
   explicit operator bool() const { return balance > 0 || z > 0; }
+  bool operator==(const RouterTerms&) const = default;
 };
 
 /// The gradient of logits from that of weights and, times `scale`, of the terms.
@@ -116,6 +121,7 @@ struct RouteBackward {
     f(s.d_weights, Access::read), f(s.counts, Access::read), f(s.scale, Access::read);
     f(s.d_logits, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const RouteBackward&) const = default;
 };
 
 /// Of each sample: how many of its tokens' choices each expert is, exactly, and the mean over its
@@ -135,6 +141,7 @@ struct ExpertLoad {
     f(s.logits, Access::read), f(s.stats, Access::read), f(s.experts, Access::read);
     f(s.counts, Access::write), f(s.shares, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const ExpertLoad&) const = default;
 };
 
 /// counts[e] += how many choices are expert e; dropped += how many of them are more than the
@@ -152,6 +159,7 @@ struct CountChoices {
     f(s.experts, Access::read), f(s.counts, Access::update), f(s.dropped, Access::update);
     f(s.scratch, Access::write);
   }
+  bool operator==(const CountChoices&) const = default;
 };
 
 /// What is kept of a step's choices: a bias of each expert, by which experts are chosen, or each
@@ -175,6 +183,7 @@ struct BalanceExperts {
     f(s.choices, Access::read), f(s.kept, Access::update), f(s.verdict, Access::read),
         f(s.scratch, Access::write);
   }
+  bool operator==(const BalanceExperts&) const = default;
 };
 
 /// Rows of an expert begin on multiples of this; those between are padding.
@@ -220,6 +229,7 @@ struct Dispatch {
     f(s.experts, Access::read), f(s.place, Access::write), f(s.source, Access::write);
     f(s.begins, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Dispatch&) const = default;
 };
 
 /// Where copies of a token go if the own experts, G neighbours, are in P equal parts: `parts`, each
@@ -241,6 +251,7 @@ struct PartsOfChoices {
     f(s.experts, Access::read), f(s.place, Access::read), f(s.parts, Access::write);
     f(s.own, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const PartsOfChoices&) const = default;
 };
 
 /// rows[r] = x of the token whose copy it is, times the copy's weight if there are weights; padding
@@ -259,6 +270,7 @@ struct SpreadRows {
     f(s.x, Access::read), f(s.weights, Access::read), f(s.source, Access::read);
     f(s.rows, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const SpreadRows&) const = default;
 };
 
 /// out[n] = the sum of the token's copies that have a row, times their weights if there are
@@ -276,6 +288,7 @@ struct CombineRows {
     f(s.rows, Access::read), f(s.weights, Access::read), f(s.place, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const CombineRows&) const = default;
 };
 
 /// dots[n, k] = x[n] . rows[place[n, k]], 0 of a copy without a row: the gradient of CombineRows'
@@ -293,6 +306,7 @@ struct RowDots {
     f(s.x, Access::read), f(s.rows, Access::read), f(s.place, Access::read);
     f(s.dots, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const RowDots&) const = default;
 };
 
 /// y = x W^T for the rows of each expert, with its own of E matrices that lie behind one another.
@@ -316,6 +330,7 @@ struct ExpertLinear {
     f(s.x, Access::read), f(s.weight, Access::read), f(s.begins, Access::read);
     f(s.y, Access::write), f(s.codes.scales, Access::read), f(s.scratch, Access::write);
   }
+  bool operator==(const ExpertLinear&) const = default;
 };
 
 /// d_x = d_y W for the rows of each expert.
@@ -336,6 +351,7 @@ struct ExpertLinearBackwardInput {
     f(s.d_y, Access::read), f(s.weight, Access::read), f(s.begins, Access::read);
     f(s.d_x, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const ExpertLinearBackwardInput&) const = default;
 };
 
 /// d_weight (+)= d_y^T x of each expert's rows, padding included, of which d_y or x must be 0 while
@@ -358,6 +374,7 @@ struct ExpertLinearBackwardWeight {
     f(s.d_y, Access::read), f(s.x, Access::read), f(s.begins, Access::read);
     f(s.d_weight, access_of(s.write)), f(s.scratch, Access::write);
   }
+  bool operator==(const ExpertLinearBackwardWeight&) const = default;
 };
 
 inline void check_routing(const Routing& r, std::int64_t experts) {

@@ -20,6 +20,7 @@ struct JoinHeads {
     f(s.own, Access::read), f(s.shared, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const JoinHeads&) const = default;
 };
 
 /// The way back: d_own has its columns of d, and d_shared the sum of the others over heads, one
@@ -37,6 +38,7 @@ struct SplitHeads {
     f(s.d, Access::read);
     f(s.d_own, Access::write), f(s.d_shared, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const SplitHeads&) const = default;
 };
 
 inline void check_joined(std::int64_t heads, const View& own, const View& shared,

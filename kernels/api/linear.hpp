@@ -32,6 +32,7 @@ struct WeightCodes {
   std::int64_t columns(const View& weight) const {
     return *this ? weight.cols() * 8 / format.bits() : weight.cols();
   }
+  bool operator==(const WeightCodes&) const = default;
 };
 
 /// y = x W^T + b, or its gelu. Where a back end applies gelu as it writes the product, it is that
@@ -56,6 +57,7 @@ struct Linear {
     f(s.codes.scales, Access::read), f(s.preactivation, Access::write);
     f(s.scratch, Access::write);
   }
+  bool operator==(const Linear&) const = default;
 };
 
 /// d_x = d_y W, or that times the slope of gelu, at once or after d_x is written.
@@ -76,6 +78,7 @@ struct LinearBackwardInput {
     f(s.d_y, Access::read), f(s.weight, Access::read), f(s.d_x, Access::write);
     f(s.preactivation, Access::read), f(s.scratch, Access::write);
   }
+  bool operator==(const LinearBackwardInput&) const = default;
 };
 
 /// The two operations that a product with gelu consists of, for where they are computed separately.
@@ -187,6 +190,7 @@ struct LinearBackwardWeight {
     f(s.d_y, Access::read), f(s.x, Access::read), f(s.d_weight, access_of(s.write));
     f(s.d_bias, access_of(s.write)), f(s.scratch, Access::write);
   }
+  bool operator==(const LinearBackwardWeight&) const = default;
 };
 
 inline void check(const LinearBackwardWeight& a) {

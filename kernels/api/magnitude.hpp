@@ -21,6 +21,7 @@ struct RowSquares {
     f(s.weight, Access::read), f(s.update, Access::read), f(s.out, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const RowSquares&) const = default;
 };
 
 inline void check(const RowSquares& a) {
@@ -46,6 +47,7 @@ struct ScaleColumns {
     f(s.x, Access::read), f(s.magnitude, Access::read), f(s.squares, Access::read);
     f(s.bias, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const ScaleColumns&) const = default;
 };
 
 inline void check(const ScaleColumns& a) {
@@ -74,6 +76,7 @@ struct MagnitudeBackward {
     f(s.d_y, Access::read), f(s.x, Access::read), f(s.squares, Access::read);
     f(s.out, access_of(s.write)), f(s.scratch, Access::write);
   }
+  bool operator==(const MagnitudeBackward&) const = default;
 };
 
 inline void check(const MagnitudeBackward& a) {

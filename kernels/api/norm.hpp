@@ -33,6 +33,7 @@ struct AddNorm {
     f(s.dropout.samples, Access::read), f(s.sum, Access::write), f(s.out, Access::write);
     f(s.stats, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const AddNorm&) const = default;
 };
 
 /// Heads that divide the columns of x.
@@ -81,6 +82,7 @@ struct NormBackward {
     f(s.stats, Access::read), f(s.d_sum, Access::write), f(s.d_weight, access_of(s.write));
     f(s.d_bias, access_of(s.write)), f(s.scratch, Access::write);
   }
+  bool operator==(const NormBackward&) const = default;
 };
 
 /// The part of the contract that scratch needs.
@@ -123,6 +125,7 @@ struct AddPending {
   static AddPending example(Tensor&& tensor) {
     return {.resid = tensor(), .pending = tensor(), .sum = tensor()};
   }
+  bool operator==(const AddPending&) const = default;
 };
 
 inline void check(const AddPending& a) {
@@ -147,6 +150,7 @@ struct ApplyDropout {
     f(s.x, Access::read), f(s.dropout.samples, Access::read), f(s.out, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const ApplyDropout&) const = default;
 };
 
 inline void check(const ApplyDropout& a) {

@@ -48,6 +48,7 @@ struct Verdict {
     f(s.squares, Access::read), f(s.targets, Access::read), f(s.scalars, Access::read),
         f(s.verdict, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const Verdict&) const = default;
 };
 
 inline void check(const Verdict& a) {
@@ -156,6 +157,7 @@ struct UpdateSettings {
   float lr_factor = 1;  // of the step's lr
   float average_decay = 0;
   bool nesterov = false;  // of sgd and muon_moment
+  bool operator==(const UpdateSettings&) const = default;
 };
 
 /// The most state tensors that any rule keeps for each element.
@@ -209,6 +211,7 @@ struct OptimizerUpdate {
     f(s.direction, begins ? Access::write : Access::read);
     f(s.parameter, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const OptimizerUpdate&) const = default;
 };
 
 /// What 1-bit LAMB (Li et al. 2021) does with each tensor's ratios in warm-up, where its sums are
@@ -227,6 +230,7 @@ struct AverageTrust {
     f(s.sums, Access::read), f(s.average, Access::update), f(s.verdict, Access::read),
         f(s.scratch, Access::write);
   }
+  bool operator==(const AverageTrust&) const = default;
 };
 
 inline void check(const AverageTrust& a) {
@@ -255,6 +259,7 @@ struct MomentRatio {
     f(s.gradient, Access::read), f(s.moment, Access::update), f(s.frozen, Access::read),
         f(s.largest, Access::update), f(s.verdict, Access::read), f(s.scratch, Access::write);
   }
+  bool operator==(const MomentRatio&) const = default;
 };
 
 inline void check(const MomentRatio& a) {
@@ -278,6 +283,7 @@ struct FollowRatio {
     f(s.largest, Access::read), f(s.ratio, Access::update), f(s.verdict, Access::read),
         f(s.scratch, Access::write);
   }
+  bool operator==(const FollowRatio&) const = default;
 };
 
 inline void check(const FollowRatio& a) {

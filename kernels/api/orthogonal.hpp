@@ -22,6 +22,7 @@ struct DivideByNorm {
     f(s.x, Access::read), f(s.squares, Access::read), f(s.out, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const DivideByNorm&) const = default;
 };
 
 inline void check(const DivideByNorm& a) {
@@ -45,6 +46,7 @@ struct SquarePolynomial {
     f(s.x, Access::read), f(s.square, Access::read), f(s.out, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const SquarePolynomial&) const = default;
 };
 
 inline void check(const SquarePolynomial& a) {

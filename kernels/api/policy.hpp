@@ -16,6 +16,7 @@ namespace tessera::kernels {
 struct PolicyTerms {
   float low = 0, high = 0;
   float kl = 0;
+  bool operator==(const PolicyTerms&) const = default;
 };
 
 /// What is said of each target beside its loss: whether the clip holds it, so that it moves
@@ -47,6 +48,7 @@ struct PolicyLoss {
         f(s.scale, Access::read), f(s.losses, Access::write), f(s.slopes, Access::write),
         f(s.statistics, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const PolicyLoss&) const = default;
 };
 
 inline void check(const PolicyLoss& a) {
@@ -75,6 +77,7 @@ inline void check(const PolicyLoss& a) {
 /// little from one round to the next).
 struct ValueTerms {
   float weight = 0, clip = 0;
+  bool operator==(const ValueTerms&) const = default;
 };
 
 /// Losses of values, beside those of R targets or by themselves, and their slopes: the derivative
@@ -99,6 +102,7 @@ struct ValueLoss {
         f(s.weights, Access::read), f(s.drawn, Access::read), f(s.scale, Access::read),
         f(s.losses, access_of(s.write)), f(s.slopes, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const ValueLoss&) const = default;
 };
 
 inline void check(const ValueLoss& a) {

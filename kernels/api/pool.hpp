@@ -23,6 +23,7 @@ struct Pool {
     f(s.x, Access::read), f(s.documents, Access::read), f(s.out, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const Pool&) const = default;
 };
 
 /// Of samples x (B, T, C) and their documents' vectors y (B K, C).
@@ -51,6 +52,7 @@ struct PoolBackward {
     f(s.d_out, Access::read), f(s.documents, Access::read), f(s.d_x, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const PoolBackward&) const = default;
 };
 
 inline void check(const PoolBackward& a) { check_pool(a.d_x, a.d_out, a.documents, a.kind); }

@@ -25,6 +25,7 @@ struct PreferenceTerms {
   explicit operator bool() const { return kind != PreferenceKind::none; }
   /// Whether r is by how much the model differs from a reference model.
   bool relative() const { return kind == PreferenceKind::dpo || kind == PreferenceKind::ipo; }
+  bool operator==(const PreferenceTerms&) const = default;
 };
 
 /// What is said of a pair beside its loss: r of the chosen answer, r of the rejected one, and 1
@@ -54,6 +55,7 @@ struct PreferenceLoss {
         f(s.scale, Access::read), f(s.losses, Access::write), f(s.slopes, Access::write),
         f(s.statistics, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const PreferenceLoss&) const = default;
 };
 
 inline void check(const PreferenceLoss& a) {
@@ -91,6 +93,7 @@ struct Score {
     f(s.logits, Access::read), f(s.targets, Access::read), f(s.losses, Access::write),
         f(s.scratch, Access::write);
   }
+  bool operator==(const Score&) const = default;
 };
 
 inline void check(const Score& a) {
@@ -111,6 +114,7 @@ struct ScoreGradient {
   static void visit(Self& s, F&& f) {
     f(s.slopes, Access::read), f(s.logits, Access::write), f(s.scratch, Access::write);
   }
+  bool operator==(const ScoreGradient&) const = default;
 };
 
 inline void check(const ScoreGradient& a) {

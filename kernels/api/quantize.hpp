@@ -73,6 +73,7 @@ struct Chance {
 
   explicit operator bool() const { return static_cast<bool>(samples); }
   RandomKey key() const { return random_key(seed, RandomPurpose::rounding, site); }
+  bool operator==(const Chance&) const = default;
 };
 
 /// code[b][a] = the bytes of x[a][b].
@@ -97,6 +98,7 @@ struct Quantize {
         f(s.scalars, Access::read), f(s.code, Access::write),
         f(s.lost, s.error ? Access::write : Access::update), f(s.scratch, Access::write);
   }
+  bool operator==(const Quantize&) const = default;
 };
 
 /// Dense codes of `extents` slots of n elements.
@@ -167,6 +169,7 @@ struct SumQuantized {
   static void visit(Self& s, F&& f) {
     f(s.code, Access::read), f(s.out, access_of(s.write)), f(s.scratch, Access::write);
   }
+  bool operator==(const SumQuantized&) const = default;
 };
 
 /// (parts, S, bytes) codes of n elements a slot.
@@ -202,6 +205,7 @@ struct RequantizeSum {
         f(s.scalars, Access::read), f(s.sum, Access::write),
         f(s.lost, s.error ? Access::write : Access::update), f(s.scratch, Access::write);
   }
+  bool operator==(const RequantizeSum&) const = default;
 };
 
 inline void check(const RequantizeSum& a) {

@@ -22,6 +22,7 @@ struct RopeScaling {
   /// yarn (Peng et al. 2023): likewise, on a ramp over i between where there are `fast_turns` and
   /// `slow_turns` turns; cosines and sines are multiplied by `magnitude` (0: 0.1 ln(factor) + 1).
   double fast_turns = 32, slow_turns = 1, magnitude = 0;
+  bool operator==(const RopeScaling&) const = default;
 };
 
 /// Rotary positions (Su et al. 2021), in place. The pair i of R columns of each head, those from
@@ -57,6 +58,7 @@ struct Rope {
     f(s.x, Access::update), f(s.documents, Access::read), f(s.cached, Access::read),
         f(s.scratch, Access::write);
   }
+  bool operator==(const Rope&) const = default;
 };
 
 inline void check(const RopeScaling& s, std::int64_t turned) {

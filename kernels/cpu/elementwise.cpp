@@ -1,4 +1,5 @@
-// Fill, conversion and sums on the CPU: checks arguments, divides elements over the team.
+// Fill, rows in turn, conversion and sums on the CPU: checks arguments, divides elements over the
+// team.
 #include <algorithm>
 #include <cstring>
 
@@ -13,6 +14,17 @@ namespace tessera::kernels::cpu {
 void run(const Fill& a, const Context& context) {
   check(a);
   clear_rows(a.out, context.threads);
+}
+
+void run(const TakeRow& a, const Context& context) {
+  check(a);
+  std::int64_t& next = *a.next.as<std::int64_t>();
+  const View row = a.x.row_range(next, 1);  // checks that there is such a row
+  next = (next + 1) % a.x.rows();
+  parallel_ranges(context.threads, row.cols(), 1 << 16, [&](Range part) {
+    std::memcpy(a.out.data + part.begin, row.data + part.begin,
+                static_cast<std::size_t>(part.count()));
+  });
 }
 
 void run(const Convert& a, const Context& context) {

@@ -1,4 +1,4 @@
-// Fill, conversion and sums on a GPU: checks arguments, launches the kernels.
+// Fill, rows in turn, conversion and sums on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/elementwise.cuh"
 
 #include "kernels/common/types.hpp"
@@ -14,6 +14,13 @@ void run(const Fill& a, const Context& context) {
   check_cuda(cudaMemsetAsync(a.out.data, 0, static_cast<std::size_t>(a.out.span_bytes()),
                              context.queue.stream),
              a.kName);
+}
+
+void run(const TakeRow& a, const Context& context) {
+  check(a);
+  launch(on(context, a.kName, 1, kTakeRowThreads), take_row_kernel,
+         reinterpret_cast<const uint4*>(a.x.data), a.x.rows(), a.next.as<std::int64_t>(),
+         reinterpret_cast<uint4*>(a.out.data), a.x.cols() / kRowAlignment);
 }
 
 void run(const Convert& a, const Context& context) {

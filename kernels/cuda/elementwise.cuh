@@ -1,4 +1,4 @@
-// Conversion and sums over parts.
+// Rows in turn, conversion and sums over parts.
 #pragma once
 
 #include "kernels/api/elementwise.hpp"
@@ -7,6 +7,19 @@
 #include "kernels/cuda/vec.cuh"
 
 namespace tessera::kernels::cuda {
+
+inline constexpr int kTakeRowThreads = 1024;
+
+/// One block, which is where the number of the next row is read and written. A micro-batch's row is
+/// some tens of kilobytes.
+inline __global__ void __launch_bounds__(kTakeRowThreads)
+    take_row_kernel(const uint4* x, std::int64_t rows, std::int64_t* next, uint4* out,
+                    std::int64_t vectors) {
+  const uint4* row = x + *next * vectors;
+  for (std::int64_t i = threadIdx.x; i < vectors; i += kTakeRowThreads) out[i] = row[i];
+  __syncthreads();
+  if (threadIdx.x == 0) *next = (*next + 1) % rows;
+}
 
 template <typename T, typename G>
 struct ConvertRun {

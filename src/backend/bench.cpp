@@ -568,6 +568,11 @@ class Bench {
                   .accumulators = memory.zeros(DType::i64, {2, kExactSumWords})},
         text(rows));
     row(Fill{.out = narrow}, text(x));
+    const std::int64_t bytes = n / 64 * 64;
+    row(TakeRow{.x = View(x.data, DType::u8, {4, bytes}),
+                .next = memory.zeros(DType::i64, {1}),
+                .out = View(narrow.data, DType::u8, {bytes})},
+        text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
     row(

@@ -24,6 +24,7 @@ struct Hop {
   RankGroup ranks;
   std::int64_t remote = 0;
   explicit operator bool() const { return ranks.count > 0; }
+  bool operator==(const Hop&) const = default;
 };
 
 /// Every rank's `shard` ends up in slot `rank` of every rank's `full`: shards in rank order. With
@@ -41,6 +42,7 @@ struct AllGather {
   static void visit(Self& s, F&& f) {
     f(s.shard, Access::read), f(s.full, Access::write);
   }
+  bool operator==(const AllGather&) const = default;
 };
 
 /// shard (+)= the sum over ranks of slot `rank` of `full`, added in f32 in an aligned binary tree
@@ -62,6 +64,7 @@ struct ReduceScatter {
   static void visit(Self& s, F&& f) {
     f(s.full, Access::update), f(s.staging, Access::write), f(s.shard, access_of(s.write));
   }
+  bool operator==(const ReduceScatter&) const = default;
 };
 
 /// words[i] = sum over ranks, or the largest, of 64-bit integers: exact sums, counters and flags.
@@ -75,6 +78,7 @@ struct AllReduceWords {
   static void visit(Self& s, F&& f) {
     f(s.words, Access::update);
   }
+  bool operator==(const AllReduceWords&) const = default;
 };
 
 /// Messages. The k-th Send from one rank to another is received by the other's k-th Receive from
@@ -89,6 +93,7 @@ struct Send {
   static void visit(Self& s, F&& f) {
     f(s.data, Access::read);
   }
+  bool operator==(const Send&) const = default;
 };
 struct Receive {
   static constexpr const char* kName = "receive";
@@ -99,6 +104,7 @@ struct Receive {
   static void visit(Self& s, F&& f) {
     f(s.data, Access::write);
   }
+  bool operator==(const Receive&) const = default;
 };
 
 /// Slot k of `send` goes to rank ranks.rank(k) of the group, and slot k of `receive` gets what that
@@ -115,6 +121,7 @@ struct AllToAll {
   static void visit(Self& s, F&& f) {
     f(s.send, Access::read), f(s.receive, Access::write);
   }
+  bool operator==(const AllToAll&) const = default;
 };
 
 /// As MPI's Alltoallv: the elements of `send` go to the ranks of the group in their order,
@@ -131,6 +138,7 @@ struct AllToAllV {
   static void visit(Self& s, F&& f) {
     f(s.send, Access::read), f(s.receive, Access::write);
   }
+  bool operator==(const AllToAllV&) const = default;
 };
 
 /// Rows go to ranks of the group in their order, how many is known once they are made: each rank
@@ -150,6 +158,7 @@ struct ExchangeRows {
     f(s.send, Access::read), f(s.send_begins, Access::read);
     f(s.receive_begins, Access::read), f(s.receive, Access::write);
   }
+  bool operator==(const ExchangeRows&) const = default;
 };
 
 using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive,

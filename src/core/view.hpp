@@ -36,6 +36,7 @@ struct View {
       : View(bytes, element, std::span(extents.begin(), extents.size())) {}
 
   explicit operator bool() const { return data != nullptr; }
+  bool operator==(const View&) const = default;
 
   std::int64_t extent(int axis) const { return shape[static_cast<std::size_t>(axis)]; }
   /// Extent of the last axis.

@@ -22,6 +22,26 @@ TEST(Fill, ClearsAllAndNothingElse) {
   });
 }
 
+TEST(TakeRow, GoesThroughRowsAndBeginsAgain) {
+  for_devices([](Device& device) {
+    for (std::int64_t bytes : {16, 48, 32 * 1024 + 16, 400000}) {
+      constexpr std::int64_t kRows = 3;
+      const auto x = Tensor::random(DType::f32, {kRows * bytes / 4}, 1);
+      const Tensor next(DType::i64, {1});
+      const auto out = Tensor::random(DType::f32, {bytes / 4 + 1}, 2);
+      const double behind = out[bytes / 4];
+      const View rows(x.view().data, DType::u8, {kRows, bytes}),
+          to(out.view().data, DType::u8, {bytes});
+      for (std::int64_t i = 0; i < 2 * kRows; ++i) {
+        run(device, TakeRow{.x = rows, .next = next.view(), .out = to});
+        const std::int64_t first = i % kRows * bytes / 4;
+        for (std::int64_t j = 0; j < bytes / 4; ++j) ASSERT_EQ(out[j], x[first + j]) << i;
+      }
+      EXPECT_EQ(out[bytes / 4], behind);
+    }
+  });
+}
+
 /// Scalar conversion of core, which its own test checks.
 void set_scalar(const View& v, std::int64_t i, float x) {
   switch (v.type) {
