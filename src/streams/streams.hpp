@@ -50,6 +50,11 @@ class Streams {
   virtual void enqueue(Work work, Start start) = 0;
   /// Work on the compute stream: `f` does it, or queues it.
   virtual void run(const Work& work, const std::function<void()>& f) = 0;
+  /// The work until end_repeat() comes `times` times, one after the other; once within a step.
+  /// Returns how often it is to be said: once where it is being recorded, and waits for work before
+  /// it then count as if it had come once.
+  virtual std::int64_t begin_repeat(std::int64_t times) { return times; }
+  virtual void end_repeat() {}
   /// Waits until all is done. Rethrows what work threw.
   virtual Times finish() = 0;
   /// Lets go of what is kept of steps of this key, between steps: another key may be equal to it.

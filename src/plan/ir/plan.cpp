@@ -1,6 +1,7 @@
 #include "plan/ir/plan.hpp"
 
 #include "core/hash.hpp"
+#include "plan/ir/runs.hpp"
 
 namespace tessera::plan {
 
@@ -63,10 +64,13 @@ std::uint64_t plan_hash(const Plan& plan) {
       .add(plan.shape.slots)
       .add(plan.shape.room)
       .add(plan.shape.pages);
-  for (const Op& op : plan.ops) {
+  const std::int64_t runs = runs_of(plan);
+  for (std::int64_t i = 0; i < runs; ++i) {
+    const OpRun run = run_at(plan, i);
+    const Op& op = plan.op(run.op);
     if (!std::holds_alternative<comm::CollectiveCall>(op.call))
       continue;  // the rest may differ with the shard
-    hash.add(op.kind).add(op.stream).add(op.group).add(op.unit).add(op.micro_batch);
+    hash.add(op.kind).add(op.stream).add(op.group).add(op.unit).add(micro_batch_of(plan, run));
     hash.add(call_name(op.call));
     visit_args(op.call, [&](const auto& args) {
       const View* staging = nullptr;  // its size may differ: it depends on a group's nodes

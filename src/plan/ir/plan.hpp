@@ -132,6 +132,7 @@ enum class OpKind : std::uint8_t {
 /// Fills the views with micro-batch `micro_batch` of this rank's part of the step.
 struct LoadBatch {
   static constexpr const char* kName = "load_batch";
+  View row;        // u8: all that follows, and what is between
   View tokens;     // (B, T) i32
   View targets;    // (B T) i32, or (B) of pooled outputs; -1 where none counts
   View samples;    // (B) i64
@@ -150,15 +151,17 @@ struct LoadBatch {
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
-        f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write),
-        f(s.tallies, kernels::Access::write), f(s.reference, kernels::Access::write);
+    f(s.row, kernels::Access::write), f(s.tokens, kernels::Access::write);
+    f(s.targets, kernels::Access::write), f(s.samples, kernels::Access::write),
+        f(s.documents, kernels::Access::write), f(s.tallies, kernels::Access::write),
+        f(s.reference, kernels::Access::write);
     f(s.advantages, kernels::Access::write), f(s.weights, kernels::Access::write),
         f(s.drawn_losses, kernels::Access::write), f(s.reference_losses, kernels::Access::write),
         f(s.returns, kernels::Access::write), f(s.drawn_values, kernels::Access::write),
         f(s.positions, kernels::Access::write), f(s.cached, kernels::Access::write),
         f(s.pages, kernels::Access::write), f(s.counted, kernels::Access::write);
   }
+  bool operator==(const LoadBatch&) const = default;
 };
 
 struct Copy {
@@ -175,6 +178,7 @@ struct Copy {
     f(s.from, kernels::Access::read), f(s.to, kernels::Access::write);
     f(s.begins, kernels::Access::read);
   }
+  bool operator==(const Copy&) const = default;
 };
 
 /// A range of a row of what is kept of the op's unit goes into the checkpoint that is being
@@ -190,6 +194,7 @@ struct SaveTile {
   static void visit(Self& s, F&& f) {
     f(s.from, kernels::Access::read);
   }
+  bool operator==(const SaveTile&) const = default;
 };
 
 using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, Copy, SaveTile>;
@@ -263,10 +268,26 @@ struct UnitShare {
   std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors
 };
 
+/// A part of the ops that stands there twice, one copy behind the other. The first copy runs once;
+/// the second, which does the same at the same addresses for the micro-batches behind, runs `times`
+/// times (proof/repeat).
+struct Repeat {
+  OpId first = 0;                              // with which the first copy begins
+  OpId ops = 0;                                // of a copy
+  std::int64_t times = 1;                      // that the second copy runs
+  std::int32_t micro_batches = 0, visits = 0;  // of a copy
+
+  OpId second() const { return first + ops; }
+  OpId end() const { return first + 2 * ops; }
+};
+
 struct Plan {
   PlanShape shape;
   std::vector<Buffer> buffers;
   std::vector<Op> ops;
+  /// Of a long step, whose other micro-batches repeat what is there for the scheduled ones.
+  std::optional<Repeat> repeat;
+  std::int64_t scheduled = 0;  // micro-batches that there are ops for: all, where nothing repeats
   Mesh mesh;
   MeshPlace place;                                   // in it
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup

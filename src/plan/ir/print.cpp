@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/bytes.hpp"
+#include "plan/ir/runs.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -14,25 +15,31 @@ std::string unit_name(const Op& op, const PlanInputs& inputs) {
 }  // namespace
 
 std::string op_name(const Op& op, const PlanInputs& inputs) {
+  return op_name(op, inputs, op.micro_batch);
+}
+
+std::string op_name(const Op& op, const PlanInputs& inputs, std::int32_t micro_batch) {
   std::string text = fmt::format("{} {}", enum_word(op.kind), call_name(op.call));
   if (op.unit >= 0) text += " of " + unit_name(op, inputs);
-  if (op.micro_batch >= 0) text += fmt::format(", micro-batch {}", op.micro_batch);
+  if (micro_batch >= 0) text += fmt::format(", micro-batch {}", micro_batch);
   return text;
 }
 
 comm::WireBytes total_wire_bytes(const Plan& plan) {
   comm::WireBytes total;
-  for (const Op& op : plan.ops) {
-    const auto bytes = wire_bytes_of(plan, op);
-    total.intra += bytes.intra;
-    total.inter += bytes.inter;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const auto bytes = wire_bytes_of(plan, plan.ops[i]);
+    const std::int64_t times = times_of(plan, static_cast<OpId>(i));
+    total.intra += times * bytes.intra;
+    total.inter += times * bytes.inter;
   }
   return total;
 }
 
 double total_flop(const Plan& plan) {
   double total = 0;
-  for (const Op& op : plan.ops) total += flop_of(op);
+  for (std::size_t i = 0; i < plan.ops.size(); ++i)
+    total += static_cast<double>(times_of(plan, static_cast<OpId>(i))) * flop_of(plan.ops[i]);
   return total;
 }
 
@@ -61,6 +68,12 @@ std::string to_text(const Plan& plan, const PlanInputs& inputs) {
       place_text(plan.place, inputs.layout.mesh), plan.shape.sequence, plan.shape.micro_batches,
       plan.shape.micro, plan.ops.size(), total_flop(plan), human_bytes(wire.intra),
       human_bytes(wire.inter));
+  if (const auto& r = plan.repeat) {
+    text += fmt::format(
+        "# ops {} to {} do for {} micro-batches what those before them do for as many, and run {} "
+        "times\n",
+        r->second(), r->end() - 1, r->micro_batches, r->times);
+  }
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     std::string cost;
@@ -110,7 +123,9 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
                    {"flop", flop_of(op)},
                    {"uses", uses}});
   }
-  Json place, mesh;
+  Json place, mesh, repeat;
+  if (const auto& r = plan.repeat)
+    repeat = {{"first", r->second()}, {"end", r->end()}, {"times", r->times}};
   for (const Axis& a : kAxesInOrder)
     place[a.name] = plan.place.*a.place, mesh[a.name] = inputs.layout.mesh.*a.size;
   for (const Division& d : kDivisions) mesh[d.name] = inputs.layout.mesh.*d.ranks;
@@ -124,6 +139,7 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
               {"host_bytes", plan.arena(ArenaId::host)},
               {"disk_bytes", plan.arena(ArenaId::disk)},
               {"buffers", buffers},
+              {"repeat", std::move(repeat)},
               {"ops", ops}}
       .dump(1);
 }

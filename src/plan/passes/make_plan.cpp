@@ -9,6 +9,7 @@
 #include "plan/passes/optimizer_step.hpp"
 #include "plan/passes/place_buffers.hpp"
 #include "plan/passes/place_waits.hpp"
+#include "plan/passes/repeat.hpp"
 #include "plan/passes/residency.hpp"
 #include "plan/passes/schedule.hpp"
 #include "plan/passes/tiers.hpp"
@@ -68,11 +69,11 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
   if (plan.shape.purpose > PlanPurpose::evaluate) {
     const auto gradients = grad_reduce(plan, in, states, scheduled);
     optimizer_step(plan, in, states, gradients);
-    return std::move(scheduled.batches);
+    return std::move(scheduled.loaded);
   }
   if (plan.shape.purpose == PlanPurpose::generate) {
     multiply_from_codes(plan, in);
-    return std::move(scheduled.batches);
+    return std::move(scheduled.loaded);
   }
   for (const View& words : {plan.words, plan.confusion}) {
     if (!words) continue;
@@ -82,7 +83,7 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
                         .call = comm::CollectiveCall{comm::AllReduceWords{.words = words}},
                         .waits = {}});
   }
-  return std::move(scheduled.batches);
+  return std::move(scheduled.loaded);
 }
 
 }  // namespace
@@ -95,11 +96,15 @@ bool is_too_long(const PlanInputs& in, const PlanShape& shape) {
   return visits_of(in, shape) > kMostVisits;
 }
 
-Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+namespace {
+
+/// All passes but the last, for so many of the step's micro-batches.
+Plan plan_of(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place,
+             std::int64_t micro_batches) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
-  if (is_too_long(in, shape)) throw too_long(shape);
   Plan plan;
   plan.shape = shape;
+  plan.scheduled = micro_batches;
   plan.rows_of_micro_batch = in.rows(shape).batch;
   plan.targets_of_micro_batch = in.counted_losses(shape);
   set_place(plan, in, place);
@@ -118,11 +123,52 @@ Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlac
   return plan;
 }
 
+/// The plan of a long step in which some micro-batches stand for others; nothing where none repeat.
+std::optional<Plan> repeated_plan(const PlanInputs& in, const PlanShape& shape,
+                                  const MeshPlace& place) {
+  const auto first = scheduled_at_first(in, shape);
+  if (!first) return std::nullopt;
+  const auto some = [&](std::int64_t micro_batches) {
+    Plan plan = plan_of(in, shape, place, micro_batches);
+    place_buffers(plan, counterparts(plan));
+    place_waits(plan);
+    return plan;
+  };
+  // Buffers of long ones may take longer to find the places where they stay.
+  for (std::int64_t few = *first; few < shape.micro_batches; few *= 2) {
+    Plan plan = some(few);
+    std::optional<Repeat> repeat = find_repeat(plan);
+    if (!repeat) continue;
+    const std::int64_t all = shape.micro_batches;
+    if (const std::int64_t more = (all - few) % repeat->micro_batches; more > 0) {
+      plan = some(few + more);
+      repeat = find_repeat(plan, repeat->micro_batches);
+      if (!repeat) continue;
+    }
+    repeat->times = 1 + (all - plan.scheduled) / repeat->micro_batches;
+    if (!goes_on_alike(in, plan, *repeat)) continue;
+    plan.repeat = repeat;
+    return plan;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+  if (is_too_long(in, shape)) throw too_long(shape);
+  return plan_of(in, shape, place, shape.micro_batches);
+}
+
 Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
-  Plan plan = unordered_plan(in, shape, place);
-  place_waits(plan);
-  check(plan);
-  return plan;
+  if (is_too_long(in, shape)) throw too_long(shape);
+  std::optional<Plan> plan = repeated_plan(in, shape, place);
+  if (!plan) {
+    plan = unordered_plan(in, shape, place);
+    place_waits(*plan);
+  }
+  check(*plan);
+  return *std::move(plan);
 }
 
 }  // namespace tessera::plan

@@ -29,6 +29,18 @@ class FreeList {
     if (size > bytes) add(offset + bytes, size - bytes);
     return offset;
   }
+  /// Whether the range was free, and is taken now.
+  bool take_at(std::int64_t offset, std::int64_t bytes) {
+    auto hole = free_.upper_bound(offset);
+    if (hole == free_.begin()) return false;
+    hole = std::prev(hole);
+    const std::int64_t end = hole->first + hole->second;
+    if (offset + bytes > end) return false;
+    const std::int64_t begin = remove(hole).first;
+    if (begin < offset) add(begin, offset - begin);
+    if (offset + bytes < end) add(offset + bytes, end - offset - bytes);
+    return true;
+  }
   void give(std::int64_t offset, std::int64_t bytes) {
     const auto next = free_.lower_bound(offset);
     if (next != free_.begin()) {
@@ -62,7 +74,7 @@ class FreeList {
 
 }  // namespace
 
-void place_buffers(Plan& plan) {
+void place_buffers(Plan& plan, const std::vector<BufferId>& like) {
   const std::vector<Life> life = buffer_lives(plan);
   const auto rounded = [&](const Buffer& b) { return round_up(b.bytes, plan.alignment); };
   ArenaBytes end{};  // of each arena, what persists first
@@ -80,13 +92,22 @@ void place_buffers(Plan& plan) {
   }
   PerLocation<FreeList> free;
   const auto free_of = [&](std::size_t b) -> FreeList& { return free[plan.buffers[b].location]; };
+  const auto place = [&](std::size_t b) {
+    const std::int64_t bytes = rounded(plan.buffers[b]);
+    for (BufferId other = like.empty() ? -1 : like[b]; other >= 0; other = at(like, other)) {
+      const Buffer& there = plan.buffer(other);
+      if (there.location == plan.buffers[b].location && rounded(there) == bytes &&
+          there.offset >= 0 && free_of(b).take_at(there.offset, bytes))
+        return there.offset;
+    }
+    return free_of(b).take(bytes);
+  };
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     // Large ones first, so that small ones fill what is left.
     std::stable_sort(born[i].begin(), born[i].end(), [&](std::size_t a, std::size_t b) {
       return plan.buffers[a].bytes > plan.buffers[b].bytes;
     });
-    for (std::size_t b : born[i])
-      plan.buffers[b].offset = free_of(b).take(rounded(plan.buffers[b]));
+    for (std::size_t b : born[i]) plan.buffers[b].offset = place(b);
     for (std::size_t b : dead[i]) free_of(b).give(plan.buffers[b].offset, rounded(plan.buffers[b]));
   }
   // Where an arena has both, what lives within a step comes after what persists.

@@ -64,7 +64,7 @@ class Scheduler {
                                               states_[u].layout.padded * size_of(type))
                                  : -1);
     }
-    for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
+    add_batches();
     if (!generates_)
       add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
     if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
@@ -74,10 +74,10 @@ class Scheduler {
     const bool pairs = goes_in_pairs(in_, plan_.shape);
     std::vector<std::vector<PipelineAction>> of_stages;
     if (pairs) {
-      of_stages.push_back(paired_actions(plan_.shape.micro_batches));
+      of_stages.push_back(paired_actions(plan_.scheduled));
     } else {
-      of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
-                                   plan_.shape.micro_batches, training_);
+      of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline, plan_.scheduled,
+                                   training_);
     }
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
     const auto& actions = at(of_stages, plan_.place.pipeline);
@@ -214,11 +214,10 @@ class Scheduler {
   }
 
   void forward(const PipelineAction& a, Range layers, Passage& p) {
-    batch_ = out_.batches.at(static_cast<std::size_t>(a.micro_batch));
-    if (!generates_) {
-      losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
-      statistics_ = all_statistics_.at(static_cast<std::size_t>(a.micro_batch));
-    }
+    take_batch(a);
+    batch_ = at(out_.batches, a.micro_batch);
+    losses_ = at(all_losses_, a.micro_batch);
+    statistics_ = at(all_statistics_, a.micro_batch);
     Flow flow{.resid = p.incoming, .pending = {}};
     for (std::int64_t l = layers.begin; l < layers.end; ++l)
       p.visits.push_back(forward(static_cast<std::size_t>(l), flow));
@@ -276,58 +275,96 @@ class Scheduler {
     return apart ? in_.layout.mesh.experts : 1;
   }
 
-  void add_batch(std::int64_t k) {
+  /// What the host loads of a micro-batch, in memory that `make(type, elements)` gives.
+  template <typename Make>
+  LoadBatch batch_in(Make&& make) const {
     const kernels::PreferenceTerms compared = in_.compared(plan_.shape);
     const auto [b, t] = rows_;
     const std::int64_t targets = b * in_.model.config.targets_of(t),
-                       losses = in_.losses(plan_.shape),
                        tokens = plan_.shape.micro * plan_.shape.sequence;
-    const PlanInputs::Statistics statistics = in_.statistics(plan_.shape);
     const bool cut = in_.layout.context.shares > 1,
                with_documents = in_.documents.separate || (in_.documents.positions && !cut);
-    const auto make = [&](const char* name, DType type, std::int64_t n) {
-      return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
-                                    BufferPurpose::batch, n * size_of(type)),
-                         type, n);
+    const auto where = [&](bool wanted, DType type, std::int64_t n) {
+      return wanted ? make(type, n) : View{};
     };
     if (generates_) {
       const std::int64_t pages = kernels::pages_of(in_.cache->room);
-      out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
-                              .cached = make("cached", DType::i32, b * kernels::kCachedColumns),
-                              .pages = make("pages", DType::i32, b * pages).reshaped({b, pages}),
-                              .counted = t > 1 ? make("counted", DType::i32, 2 * b * t) : View{}});
+      return {.tokens = make(DType::i32, b * t),
+              .cached = make(DType::i32, b * kernels::kCachedColumns),
+              .pages = make(DType::i32, b * pages).reshaped({b, pages}),
+              .counted = where(t > 1, DType::i32, 2 * b * t)};
+    }
+    const auto policy = this->policy();
+    const bool terms = policy && policy->terms, before = policy && policy->drawn_before,
+               values = policy && policy->value;
+    return {.tokens = make(DType::i32, b * t),
+            .targets = make(DType::i32, targets),
+            .samples = make(DType::i64, b),
+            .documents = where(with_documents, DType::i32, 2 * tokens),
+            .tallies = where(plan_.shape.tallies > 0, DType::i32, b),
+            .reference = where(compared.relative(), DType::f64, b),
+            .advantages = where(terms, DType::f32, targets),
+            .weights = where(policy && policy->weighted, DType::f32, targets),
+            .drawn_losses = where(terms && before, DType::f32, targets),
+            .reference_losses = where(terms && policy->terms->kl > 0, DType::f32, targets),
+            .returns = where(values, DType::f32, targets),
+            .drawn_values = where(values && before, DType::f32, targets),
+            .positions = where(cut, DType::i32, 2 * b * t)};
+  }
+  /// All of it in one row, which begins with byte `at` of the buffer.
+  LoadBatch place_batch(BufferId id, std::int64_t at = 0) const {
+    const std::int64_t first = at;
+    LoadBatch batch = batch_in([&](DType type, std::int64_t n) {
+      const View v(symbolic(id, at), type, {n});
+      at += round_up(v.span_bytes(), kBufferAlignment);
+      return v;
+    });
+    batch.row = View(symbolic(id, first), DType::u8, {at - first});
+    return batch;
+  }
+
+  /// Each scheduled micro-batch has a row of its own. Where they stand for more, the host loads the
+  /// rows of all into one buffer, out of which each is taken when its turn comes.
+  void add_batches() {
+    const std::int64_t all = plan_.shape.micro_batches;
+    const std::int64_t bytes = place_batch(0).row.cols();
+    const auto add_rows = [&](std::string name, std::int64_t rows) {
+      return add_buffer(plan_, std::move(name), BufferPurpose::batch, rows * bytes);
+    };
+    for (std::int64_t k = 0; k < plan_.scheduled; ++k) {
+      out_.batches.push_back(place_batch(add_rows(fmt::format("micro-batch {}", k), 1)));
+      add_results(k);
+    }
+    if (plan_.scheduled == all) {
+      out_.loaded = out_.batches;
       return;
     }
-    out_.batches.push_back(
-        {.tokens = make("tokens", DType::i32, b * t),
-         .targets = make("targets", DType::i32, targets),
-         .samples = make("samples", DType::i64, b),
-         .documents = with_documents ? make("documents", DType::i32, 2 * tokens) : View{},
-         .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{},
-         .reference = compared.relative() ? make("reference", DType::f64, b) : View{},
-         .advantages =
-             policy() && policy()->terms ? make("advantages", DType::f32, targets) : View{},
-         .weights = policy() && policy()->weighted ? make("weights of targets", DType::f32, targets)
-                                                   : View{},
-         .drawn_losses = policy() && policy()->terms && policy()->drawn_before
-                             ? make("losses when drawn", DType::f32, targets)
-                             : View{},
-         .reference_losses = policy() && policy()->terms && policy()->terms->kl > 0
-                                 ? make("losses of the reference", DType::f32, targets)
-                                 : View{},
-         .returns = policy() && policy()->value ? make("returns", DType::f32, targets) : View{},
-         .drawn_values = policy() && policy()->value && policy()->drawn_before
-                             ? make("values when drawn", DType::f32, targets)
-                             : View{},
-         .positions = cut ? make("positions", DType::i32, 2 * b * t) : View{}});
-    const auto make_result = [&](const char* name, std::int64_t n) {
+    const BufferId rows = add_rows("micro-batches", all);
+    for (std::int64_t k = 0; k < all; ++k) out_.loaded.push_back(place_batch(rows, k * bytes));
+    loaded_rows_ = buffer_view(rows, DType::u8, all * bytes).reshaped({all, bytes});
+    next_row_ = buffer_view(
+        add_buffer(plan_, "next micro-batch", BufferPurpose::batch, size_of(DType::i64)),
+        DType::i64, 1);
+    add(OpKind::kernel, kernels::Fill{.out = next_row_});
+  }
+  void add_results(std::int64_t k) {
+    const auto make = [&](const char* name, std::int64_t n) {
       if (n == 0) return View{};
       const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
                                      BufferPurpose::activations, n * size_of(DType::f32));
       return buffer_view(id, DType::f32, n);
     };
-    all_losses_.push_back(make_result("losses", losses));
-    all_statistics_.push_back(make_result("statistics", statistics.count * statistics.of));
+    const PlanInputs::Statistics statistics = in_.statistics(plan_.shape);
+    all_losses_.push_back(make("losses", generates_ ? 0 : in_.losses(plan_.shape)));
+    all_statistics_.push_back(
+        make("statistics", generates_ ? 0 : statistics.count * statistics.of));
+  }
+  /// Before a micro-batch's first op on this stage.
+  void take_batch(const PipelineAction& a) {
+    if (!loaded_rows_ || a.virtual_stage > 0) return;
+    add(OpKind::kernel,
+        kernels::TakeRow{
+            .x = loaded_rows_, .next = next_row_, .out = at(out_.batches, a.micro_batch).row});
   }
 
   /// Where the step learns from tokens that the model drew, what.
@@ -680,6 +717,7 @@ class Scheduler {
       passages_;  // by virtual stage and micro-batch
   std::map<std::tuple<std::size_t, bool, std::int32_t>, BufferId> gradients_;
   std::vector<View> all_losses_, all_statistics_;  // by micro-batch
+  View loaded_rows_, next_row_;                    // where rows are taken in turn
   LoadBatch batch_;                                // of the micro-batch under way
   View losses_, statistics_;
   std::int32_t micro_batch_ = -1;

@@ -23,7 +23,8 @@ struct Scheduled {
   /// which residency() replaces by them; -1 elsewhere.
   std::vector<BufferId> windows;
   std::vector<GradientBuffer> gradients;  // of trained units, in the order of micro-batches
-  std::vector<LoadBatch> batches;         // by micro-batch; ops that fill them are added later
+  std::vector<LoadBatch> batches;         // by scheduled micro-batch, what its ops read
+  std::vector<LoadBatch> loaded;          // by micro-batch; ops that fill them are added later
 };
 
 /// Adds the ops of forward and backward of every micro-batch, the messages between stages, and the

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "plan/ir/print.hpp"
+#include "plan/ir/runs.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/prediction/kernel_cost.hpp"
@@ -451,7 +452,8 @@ std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
 
 std::vector<Plan> simulated_plans(const PlanInputs& in, const PlanShape& shape) {
   std::vector<Plan> plans;
-  for (const MeshPlace& place : simulated_places(in)) plans.push_back(make_plan(in, shape, place));
+  for (const MeshPlace& place : simulated_places(in))
+    plans.push_back(unrolled(make_plan(in, shape, place)));
   return plans;
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/clock.hpp"
 #include "plan/passes/make_plan.hpp"
+#include "plan/passes/repeat.hpp"
 #include "plan/passes/weave.hpp"
 
 namespace tessera::plan {
@@ -45,7 +46,8 @@ std::int64_t held_bytes(const Plan& plan) {
 
 PlanSize size_of_step(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   const std::int64_t round = schedule_round(in), few = 4 * round, more = 8 * round;
-  if (shape.micro_batches <= more) return measured(in, shape, shape.micro_batches, place);
+  if (shape.micro_batches <= more || scheduled_at_first(in, shape))
+    return measured(in, shape, shape.micro_batches, place);
   const PlanSize a = measured(in, shape, few, place), b = measured(in, shape, more, place);
   const double times =
       static_cast<double>(shape.micro_batches - more) / static_cast<double>(more - few);

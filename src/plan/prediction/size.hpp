@@ -17,9 +17,10 @@ struct PlanSize {
 /// vectors and texts that these have.
 std::int64_t held_bytes(const Plan& plan);
 
-/// The size of one rank's plan of a step. Plans of a few rounds of micro-batches are made and
-/// timed; a step of more of them has what every further round adds, and each operation takes as
-/// long. So it also says what plans would cost that are too long to be made.
+/// The size of one rank's plan of a step. It is made and timed if it is short, or its micro-batches
+/// repeat. Else plans of a few rounds of micro-batches are; a step of more of them has what every
+/// further round adds, and each operation takes as long. So it also says what plans would cost that
+/// are too long to be made.
 PlanSize size_of_step(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
 
 }  // namespace tessera::plan

@@ -6,6 +6,7 @@
 
 #include "core/thread.hpp"
 #include "plan/ir/print.hpp"
+#include "plan/ir/runs.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/prediction/spread.hpp"
@@ -32,11 +33,12 @@ struct Measured {
 
 void measure_first(const PlanInputs& in, const Plan& first, RankFigures& figures) {
   figures.flop = total_flop(first);
-  for (const Op& op : first.ops) {
-    const auto bytes = wire_bytes_of(first, op);
+  for (std::size_t i = 0; i < first.ops.size(); ++i) {
+    const auto bytes = wire_bytes_of(first, first.ops[i]);
     if (bytes.intra + bytes.inter == 0) continue;
-    auto& sum = figures.wire[op.kind];
-    sum.intra += bytes.intra, sum.inter += bytes.inter;
+    const std::int64_t times = times_of(first, static_cast<OpId>(i));
+    auto& sum = figures.wire[first.ops[i].kind];
+    sum.intra += times * bytes.intra, sum.inter += times * bytes.inter;
   }
   for (std::size_t u = 0; u < first.shares.size(); ++u) {
     const model::UnitDesc& unit = in.model.units[u];

@@ -17,6 +17,7 @@
 #include "plan/proof/momentum.hpp"
 #include "plan/proof/on_demand.hpp"
 #include "plan/proof/reject.hpp"
+#include "plan/proof/repeat.hpp"
 #include "plan/proof/two_passes.hpp"
 
 namespace tessera::plan {
@@ -749,6 +750,7 @@ void check(const Plan& plan) {
   check_codes(plan, homes);
   check_on_demand(plan);
   check_tiles(plan);
+  check_repeat(plan);
   if (plan.shape.purpose > PlanPurpose::evaluate) GradientCheck(plan, homes).run();
 }
 

@@ -16,8 +16,10 @@ class LossCheck {
   void run() {
     for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
       const plan::Call& call = plan_.ops[at_].call;
-      if (const auto* batch = std::get_if<LoadBatch>(&call))
+      if (const auto* batch = std::get_if<LoadBatch>(&call)) {
         batches_[buffer_of(batch->targets)] = *batch;
+        loaded_.push_back(*batch);
+      }
       if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
         sums_words(*collective);
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) {
@@ -87,6 +89,21 @@ class LossCheck {
   template <typename Args>
   void follow(const Args& args) {
     if constexpr (requires { args.losses, args.targets; }) makes(args.losses, args.targets);
+  }
+  /// Rows that are loaded together are taken in their order, into places of their own.
+  void follow(const kernels::TakeRow& take) {
+    if (taken_ == loaded_.size()) reject(plan_, at_, "takes a micro-batch that is not loaded");
+    LoadBatch batch = loaded_[taken_];
+    const View row = take.x.row_range(static_cast<std::int64_t>(taken_), 1);
+    if (row.data != batch.row.data || row.cols() != batch.row.cols() ||
+        (taken_ > 0 && take.next.data != next_))
+      reject(plan_, at_, "takes another micro-batch than the next one");
+    ++taken_;
+    next_ = take.next.data;
+    batch.visit(batch, [&](View& v, kernels::Access) {
+      if (v) v.data = take.out.data + (v.data - row.data);
+    });
+    batches_[buffer_of(take.out)] = batch;
   }
   void follow(const kernels::Fill& fill) {
     const BufferUse words = homes_.home_of(fill.out);
@@ -299,7 +316,11 @@ class LossCheck {
     });
     if (losses.targets >= 0 && losses.targets != of.buffer)
       reject(plan_, at_, "makes losses of two micro-batches in one place");
-    if (use.bytes != of.bytes) reject(plan_, at_, "makes losses of other targets");
+    const auto batch = batches_.find(of.buffer);
+    if (batch == batches_.end()) reject(plan_, at_, "makes losses of what is no micro-batch");
+    const std::int64_t first = offset_of(batch->second.targets);
+    if (Range{first + use.bytes.begin, first + use.bytes.end} != of.bytes)
+      reject(plan_, at_, "makes losses of other targets");
     losses.targets = of.buffer;
     losses.made = at_;
   }
@@ -337,6 +358,9 @@ class LossCheck {
   std::size_t at_ = 0;
   std::map<BufferId, Losses> made_;
   std::map<BufferId, LoadBatch> batches_;  // by the targets' buffer of a micro-batch
+  std::vector<LoadBatch> loaded_;          // in their order
+  std::size_t taken_ = 0;                  // of those
+  const std::byte* next_ = nullptr;        // by which they are
   std::map<BufferId, Compared> compared_;
   std::map<BufferId, Slopes> slopes_;
   RangeMap<bool> cleared_;                    // bytes of words

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "plan/ir/runs.hpp"
+
 namespace tessera::plan {
 namespace {
 
@@ -43,7 +45,9 @@ std::string text_of(const Meeting& m) {
 
 Meetings meetings_of(const Plan& plan) {
   Meetings meetings;
-  for (const Op& op : plan.ops) {
+  const std::int64_t runs = runs_of(plan);
+  for (std::int64_t i = 0; i < runs; ++i) {
+    const Op& op = plan.op(run_at(plan, i).op);
     const auto* call = meeting_call(plan, op);
     if (call == nullptr) continue;
     const View& data = data_of(*call);

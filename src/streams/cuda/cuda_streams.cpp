@@ -143,7 +143,7 @@ CudaStreams::~CudaStreams() {
 }
 
 cudaEvent_t CudaStreams::new_event() {
-  StepGraph& r = *now_;
+  StepGraphs& r = *now_;
   if (r.used == r.events.size()) {
     cudaEvent_t made = nullptr;
     CUDA_TRY(cudaEventCreate(&made));
@@ -170,6 +170,7 @@ bool CudaStreams::begin(const Step& step) {
   begin_ = SteadyClock::now();
   every_work_ = step.timing == Timing::works;
   for (auto& done : done_) done.clear();
+  before_section_ = {};
   used_events_ = 0;
   mode_ = Mode::queue;
   now_ = &once_;
@@ -177,24 +178,67 @@ bool CudaStreams::begin(const Step& step) {
     // Things that load or connect at their first use must not happen during recording, so the first
     // run is queued.
     const auto [at, first] = graphs_.try_emplace(step.key);
-    if (at->second.graph) {
+    if (!at->second.sections.empty()) {
       now_ = &at->second;
       mode_ = Mode::replay;
-      CUDA_TRY(cudaGraphLaunch(now_->graph.get(), stream(kCompute)));
+      launch();
       return false;
     }
     if (!first) {
       now_ = &at->second;
       mode_ = Mode::record;
-      CUDA_TRY(cudaStreamBeginCapture(stream(kCompute), cudaStreamCaptureModeThreadLocal));
     }
   }
   now_->used = 0;
   now_->spans.clear();
   now_->works.clear();
+  if (mode_ == Mode::record) {
+    begin_section(1);
+  } else {
+    note(Span::What::part, 0);
+    fork();
+  }
+  return true;
+}
+
+void CudaStreams::begin_section(std::int64_t times) {
+  CUDA_TRY(cudaStreamBeginCapture(stream(kCompute), cudaStreamCaptureModeThreadLocal));
+  now_->sections.push_back({.graph = {}, .times = times, .spans_begin = now_->spans.size()});
+  for (std::size_t s = 0; s < kStreams; ++s) before_section_[s] = std::ssize(done_[s]);
   note(Span::What::part, 0);
   fork();
-  return true;
+}
+
+void CudaStreams::end_section() {
+  join();
+  cudaGraph_t graph = nullptr;
+  CUDA_TRY(cudaStreamEndCapture(stream(kCompute), &graph));
+  const CudaHandle<cudaGraph_t> owned(graph);
+  cudaGraphExec_t made = nullptr;
+  // With this flag kernels keep their streams' priorities; without it all have that of the stream
+  // of the launch.
+  CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
+  now_->sections.back().graph.reset(made);
+}
+
+std::int64_t CudaStreams::begin_repeat(std::int64_t times) {
+  if (mode_ != Mode::record) return times;
+  end_section();
+  begin_section(times);
+  return 1;
+}
+
+void CudaStreams::end_repeat() {
+  if (mode_ != Mode::record) return;
+  end_section();
+  begin_section(1);
+}
+
+void CudaStreams::launch() {
+  for (const Section& section : now_->sections) {
+    for (std::int64_t i = 0; i < section.times; ++i)
+      CUDA_TRY(cudaGraphLaunch(section.graph.get(), stream(kCompute)));
+  }
 }
 
 /// Makes all streams begin where compute is now.
@@ -248,6 +292,7 @@ void CudaStreams::queue_on(const Work& work, const std::function<void()>& f) {
   const std::size_t s = work.stream;
   for (const Event& e : work.waits) {
     const Done& other = done(e);
+    if (e.count <= before_section_[e.stream]) continue;
     if (s == kCompute && e.stream != kCompute) note(Span::What::wait, e.stream);
     wait_for(s, e.stream, other);
   }
@@ -340,22 +385,15 @@ void CudaStreams::wait() {
 }
 
 Times CudaStreams::finish() {
-  if (mode_ != Mode::replay) join();
+  if (mode_ == Mode::queue) join();
   if (mode_ == Mode::record) {
-    cudaGraph_t graph = nullptr;
-    CUDA_TRY(cudaStreamEndCapture(stream(kCompute), &graph));
-    const CudaHandle<cudaGraph_t> owned(graph);
+    end_section();
     mode_ = Mode::queue;
-    cudaGraphExec_t made = nullptr;
-    // With this flag kernels keep their streams' priorities; without it all have that of the stream
-    // of the launch.
-    CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
-    now_->graph.reset(made);
     recording_ += seconds_since(begin_);
     // While large operations are recorded, NCCL copies what they need to the GPU on a stream of its
     // own, for which a graph does not wait.
     CUDA_TRY(cudaDeviceSynchronize());
-    CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));
+    launch();
   }
   wait();
   for (std::size_t s = 0; s < kStreams; ++s) tasks_->wait(tasks_->last(s));  // for what they threw
@@ -363,20 +401,39 @@ Times CudaStreams::finish() {
   return times();
 }
 
+static double between(cudaEvent_t from, cudaEvent_t to) {
+  float ms = 0;
+  CUDA_TRY(cudaEventElapsedTime(&ms, from, to));
+  return static_cast<double>(ms) / 1e3;
+}
+
+/// By span, what its time counts for. Of a section that is launched several times the last launch
+/// is measured, and all of them together; one that ends a section is no work.
+std::vector<double> CudaStreams::factors() const {
+  const auto& spans = now_->spans;
+  std::vector<double> all;
+  for (const Span& span : spans) all.push_back(span.what == Span::What::end ? 0 : 1);
+  const auto& sections = now_->sections;
+  for (std::size_t i = 0; i + 1 < sections.size(); ++i) {
+    const std::size_t begin = sections[i].spans_begin, end = sections[i + 1].spans_begin;
+    if (sections[i].times == 1 || begin == 0) continue;
+    const double launches = between(spans[begin - 1].from, spans[end].from),
+                 last = between(spans[begin].from, spans[end - 1].from);
+    for (std::size_t k = begin; k < end && last > 0; ++k) all[k] *= launches / last;
+  }
+  return all;
+}
+
 Times CudaStreams::times() const {
   Times all;
   all.total = seconds_since(begin_);
-  const auto between = [](cudaEvent_t from, cudaEvent_t to) {
-    float ms = 0;
-    CUDA_TRY(cudaEventElapsedTime(&ms, from, to));
-    return static_cast<double>(ms) / 1e3;
-  };
   const auto& spans = now_->spans;
+  const std::vector<double> factor = factors();
   for (std::size_t i = 0; i + 1 < spans.size(); ++i) {
-    const double s = between(spans[i].from, spans[i + 1].from);
+    const double s = factor[i] * between(spans[i].from, spans[i + 1].from);
     if (spans[i].what == Span::What::wait) {
       all.waited[spans[i].index] += s;
-    } else {
+    } else if (spans[i].what == Span::What::part) {
       if (all.parts.size() <= spans[i].index) all.parts.resize(spans[i].index + 1);
       all.parts[spans[i].index] += s;
     }

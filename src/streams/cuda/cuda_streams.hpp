@@ -1,7 +1,9 @@
 // A step's streams as CUDA streams. Of a step that repeats the same work, the first run queues its
 // work piece by piece, the second records it as a CUDA graph, and the following ones launch that
-// graph. A step in which the host does some of the work is queued each time: the host's work asks
-// for CUDA's events, and the GPU waits for numbers that the host writes.
+// graph. Work that comes several times within a step is a graph of its own, which is recorded once
+// and launched so often: so graphs are as small as those of a short step. A step in which the host
+// does some of the work is queued each time: the host's work asks for CUDA's events, and the GPU
+// waits for numbers that the host writes.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -33,6 +35,8 @@ class CudaStreams : public Streams {
   bool begin(const Step& step) override;
   void enqueue(Work work, Start start) override;
   void run(const Work& work, const std::function<void()>& f) override;
+  std::int64_t begin_repeat(std::int64_t times) override;
+  void end_repeat() override;
   Times finish() override;
   void forget(const void* key) override { graphs_.erase(key); }
   double recording_seconds() const override { return recording_; }
@@ -88,13 +92,19 @@ class CudaStreams : public Streams {
     cudaEvent_t from = nullptr, to = nullptr;
     Stretch by_host;
   };
-  /// What one way of queueing a step needs: its own events, and the graph once there is one.
-  struct StepGraph {
+  /// A part of a step that is a graph, at whose end all streams have come to an end.
+  struct Section {
+    CudaHandle<cudaGraphExec_t> graph;
+    std::int64_t times = 1;       // that it is launched
+    std::size_t spans_begin = 0;  // of it; those of the last launch
+  };
+  /// What one way of queueing a step needs: its own events, and the graphs once there are some.
+  struct StepGraphs {
     std::vector<CudaHandle<cudaEvent_t>> events;
     std::size_t used = 0;
     std::vector<Span> spans;
     std::deque<Timed> works;  // where asked for
-    CudaHandle<cudaGraphExec_t> graph;
+    std::vector<Section> sections;
   };
   enum class Mode : std::uint8_t { idle, queue, record, replay };
 
@@ -110,7 +120,11 @@ class CudaStreams : public Streams {
   auto or_open(F&& f);
   void fork();
   void join();
+  void begin_section(std::int64_t times);
+  void end_section();
+  void launch();
   void wait();
+  std::vector<double> factors() const;
   Times times() const;
 
   CudaQueue& queue_;
@@ -120,10 +134,13 @@ class CudaStreams : public Streams {
   std::array<std::vector<Done>, kStreams> done_;
   std::vector<CudaHandle<cudaEvent_t>> done_events_;  // for done_, of which the step uses so many:
   std::size_t used_events_ = 0;
-  std::map<const void*, StepGraph> graphs_;  // by key; without a graph until the step is recorded
-  StepGraph once_;                           // of steps that are not repeated
-  double recording_ = 0;                     // s
-  StepGraph* now_ = nullptr;
+  /// How many of these were there before the section that is being recorded, for whose end it
+  /// waits.
+  std::array<std::int64_t, kStreams> before_section_{};
+  std::map<const void*, StepGraphs> graphs_;  // by key; without sections until the step is recorded
+  StepGraphs once_;                           // of steps that are not repeated
+  double recording_ = 0;                      // s
+  StepGraphs* now_ = nullptr;
   Mode mode_ = Mode::idle;
   bool every_work_ = false;
   std::chrono::steady_clock::time_point begin_;

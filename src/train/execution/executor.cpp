@@ -14,10 +14,6 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-std::span<const std::byte> bytes_of(const View& v) {
-  return {v.data, static_cast<std::size_t>(v.span_bytes())};
-}
-
 /// Tasks that are done together.
 class Together : public streams::Task {
  public:
@@ -62,11 +58,12 @@ std::unique_ptr<streams::Task> start_copy(memory::Tier& tier, const plan::Copy& 
 
 /// Runs `work`, a part of an op, and adds the op's name to what it throws.
 template <typename Work>
-auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
+auto within(const plan::Op& op, std::int32_t micro_batch, const plan::PlanInputs& inputs,
+            Work&& work) {
   try {
     return work();
   } catch (Error& e) {
-    e.add_context(op_name(op, inputs));
+    e.add_context(op_name(op, inputs, micro_batch));
     throw;
   }
 }
@@ -108,12 +105,27 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     bound.by_host = bound.carrier != plan::Location::device || op.location == plan::Location::host;
     // Tokens are loaded before the device begins.
     of_device_ = of_device_ && (!bound.by_host || std::holds_alternative<plan::LoadBatch>(op.call));
-    for (plan::OpId id : op.waits) {
+    std::vector<plan::OpId> waits = op.waits;
+    const auto fixed =
+        std::ranges::stable_partition(waits, [&](plan::OpId id) { return moves(plan, id); });
+    bound.moving = waits.size() - fixed.size();
+    for (plan::OpId id : waits) {
       const auto other = static_cast<std::size_t>(id);
       bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
     }
     position.push_back(++count[static_cast<std::size_t>(op.stream)]);
   }
+  if (!plan.repeat) return;
+  for (plan::OpId i = plan.repeat->first; i < plan.repeat->second(); ++i)
+    ++repeated_[static_cast<std::size_t>(plan.op(i).stream)];
+}
+
+std::vector<streams::Event> BoundPlan::waits_of(const plan::OpRun& run) const {
+  const BoundOp& bound = at(ops_, run.op);
+  std::vector<streams::Event> waits = bound.waits;
+  for (std::size_t i = 0; i < bound.moving; ++i)
+    waits[i].count += run.before * repeated_[waits[i].stream];
+  return waits;
 }
 
 void StepTimes::add(const StepTimes& other) {
@@ -175,20 +187,22 @@ std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) 
 /// The task of an op beside compute; what it throws names the op.
 class Executor::Named : public streams::Task {
  public:
-  Named(Executor& executor, const BoundPlan::BoundOp& bound)
-      : op_(*bound.op), inputs_(executor.inputs_) {
-    task_ = within(op_, inputs_, [&] {
-      if (executor.hooks_.before) executor.hooks_.before(bound);
+  Named(Executor& executor, const BoundPlan::BoundOp& bound, const plan::OpRun& run,
+        std::int32_t micro_batch)
+      : op_(*bound.op), micro_batch_(micro_batch), inputs_(executor.inputs_) {
+    task_ = within(op_, micro_batch_, inputs_, [&] {
+      if (executor.hooks_.before) executor.hooks_.before(bound, run);
       return executor.start(bound);
     });
   }
   streams::Progress advance() override {
     if (!task_) return streams::Progress::done;
-    return within(op_, inputs_, [&] { return task_->advance(); });
+    return within(op_, micro_batch_, inputs_, [&] { return task_->advance(); });
   }
 
  private:
   const plan::Op& op_;
+  std::int32_t micro_batch_;
   const plan::PlanInputs& inputs_;
   std::unique_ptr<streams::Task> task_;
 };
@@ -202,53 +216,59 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
     const auto* batch = std::get_if<plan::LoadBatch>(&first.call);
     if (batch == nullptr) break;  // loads come first
     all.push_back({.begin = seconds(begin, Clock::now())});
-    within(*op, inputs_, [&] {
+    within(*op, op->micro_batch, inputs_, [&] {
+      host.assign(static_cast<std::size_t>(batch->row.cols()), std::byte{});
       plan::LoadBatch filled = *batch;
-      std::vector<std::pair<std::byte*, View*>> views;         // where their bytes are to go
-      constexpr std::int64_t kAligned = sizeof(std::int64_t);  // of elements of any type
-      std::int64_t bytes = 0;
       filled.visit(filled, [&](View& v, kernels::Access) {
-        if (!v) return;
-        views.emplace_back(v.data, &v);
-        bytes += round_up(v.span_bytes(), kAligned);
+        if (v) v.data = host.data() + (v.data - batch->row.data);
       });
-      host.resize(static_cast<std::size_t>(bytes));
-      std::byte* at = host.data();
-      for (auto& [place, view] : views) {
-        view->data = at;
-        at += round_up(view->span_bytes(), kAligned);
-      }
       load(op->micro_batch, filled);
-      for (const auto& [place, view] : views) tier_.write(place, bytes_of(*view));
+      tier_.write(batch->row.data, host);
     });
     all.back().end = seconds(begin, Clock::now());
   }
   return all;
 }
 
-void Executor::issue(const BoundPlan& bound, Whereabouts::Running& running) {
-  for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
-    const plan::Op* op = bound_op.op;
-    const plan::Call& call = bound_op.call;
-    running.at(*op);
-    streams::Work work{.stream = static_cast<std::size_t>(op->stream),
-                       .waits = bound_op.waits,
-                       .by_host = bound_op.by_host,
-                       .part = static_cast<std::size_t>(op->unit + 1),
-                       // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): a literal
-                       .name = plan::call_name(call).data()};
-    if (op->stream != Stream::compute) {
-      streams_.enqueue(std::move(work),
-                       [this, &bound_op] { return std::make_unique<Named>(*this, bound_op); });
-      continue;
-    }
-    streams_.run(work, [&] {
-      if (hooks_.before) hooks_.before(bound_op);
-      if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
-        within(*op, inputs_, [&] { device_.run(*kernel); });
+void Executor::issue(const BoundPlan& bound, const plan::OpRun& run,
+                     Whereabouts::Running& running) {
+  const BoundPlan::BoundOp& bound_op = at(bound.ops(), run.op);
+  const plan::Op* op = bound_op.op;
+  const plan::Call& call = bound_op.call;
+  const std::int32_t micro_batch = micro_batch_of(bound.plan(), run);
+  running.at(*op, micro_batch);
+  streams::Work work{.stream = static_cast<std::size_t>(op->stream),
+                     .waits = bound.waits_of(run),
+                     .by_host = bound_op.by_host,
+                     .part = static_cast<std::size_t>(op->unit + 1),
+                     // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): a literal
+                     .name = plan::call_name(call).data()};
+  if (op->stream != Stream::compute) {
+    return streams_.enqueue(std::move(work), [this, &bound_op, run, micro_batch] {
+      return std::make_unique<Named>(*this, bound_op, run, micro_batch);
     });
-    if (hooks_.after) hooks_.after(bound_op);
   }
+  streams_.run(work, [&] {
+    if (hooks_.before) hooks_.before(bound_op, run);
+    if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
+      within(*op, micro_batch, inputs_, [&] { device_.run(*kernel); });
+  });
+  if (hooks_.after) hooks_.after(bound_op, run);
+}
+
+void Executor::issue(const BoundPlan& bound, Whereabouts::Running& running) {
+  const plan::Plan& plan = bound.plan();
+  const auto all = [&](plan::OpId begin, plan::OpId end, std::int64_t before) {
+    for (plan::OpId i = begin; i < end; ++i) issue(bound, {i, before}, running);
+  };
+  const auto ops = static_cast<plan::OpId>(bound.ops().size());
+  if (!plan.repeat) return all(0, ops, 0);
+  const plan::OpId begin = plan.repeat->second(), end = plan.repeat->end();
+  all(0, begin, 0);
+  const std::int64_t times = streams_.begin_repeat(plan.repeat->times);
+  for (std::int64_t i = 0; i < times; ++i) all(begin, end, i);
+  streams_.end_repeat();
+  all(end, ops, times - 1);
 }
 
 void Executor::write(const BoundPlan& bound, const StepInput& input) {
@@ -298,7 +318,7 @@ StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const L
   const double before = seconds(begin, Clock::now());
   if (streams_.begin(
           {.key = &bound,
-           .works = bound.ops().size(),
+           .works = static_cast<std::size_t>(runs_of(bound.plan())),
            .timing = profile != nullptr ? streams::Timing::works : streams::Timing::parts,
            .repeatable = bound.of_device() && !hooks.before && !hooks.after}))
     issue(bound, running);

@@ -9,6 +9,7 @@
 #include "comm/group.hpp"
 #include "memory/tier.hpp"
 #include "plan/ir/channels.hpp"
+#include "plan/ir/runs.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/prediction/simulate.hpp"
 #include "streams/streams.hpp"
@@ -33,10 +34,13 @@ class BoundPlan {
     plan::Call call;                                  // with real addresses
     plan::Location carrier = plan::Location::device;  // of a copy: the tier that carries it out
     bool by_host = false;                             // not by the device
-    std::vector<streams::Event> waits;                // counts within the step
+    std::vector<streams::Event> waits;                // counts within the step, of a first run
+    std::size_t moving = 0;  // the first waits: in later runs those count later runs
   };
   const plan::Plan& plan() const { return plan_; }
   const std::vector<BoundOp>& ops() const { return ops_; }
+  /// What a run of an op waits for.
+  std::vector<streams::Event> waits_of(const plan::OpRun& run) const;
   /// Turns a view of the plan's buffers into one of memory.
   View real(const View& symbolic) const;
   /// How far into each arena the operations reach, in bytes.
@@ -49,6 +53,7 @@ class BoundPlan {
   PlanMemory memory_;
   std::vector<BoundOp> ops_;
   plan::ArenaBytes reach_{};
+  std::array<std::int64_t, kStreams> repeated_{};  // ops of what repeats, by stream
   bool of_device_ = true;
 };
 
@@ -195,7 +200,7 @@ class Executor {
   /// until run() has returned or, where that has thrown, until the streams are gone: a hook holds
   /// no lock while it waits for a device.
   struct Hooks {
-    std::function<void(const BoundPlan::BoundOp&)> before, after;
+    std::function<void(const BoundPlan::BoundOp&, const plan::OpRun&)> before, after;
     SaveTile save;
   };
 
@@ -208,6 +213,7 @@ class Executor {
   class Named;
   /// Starts the work of an op beside compute.
   std::unique_ptr<streams::Task> start(const BoundPlan::BoundOp& bound);
+  void issue(const BoundPlan& bound, const plan::OpRun& run, Whereabouts::Running& running);
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.

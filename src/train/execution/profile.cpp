@@ -10,6 +10,7 @@
 #include "core/hash.hpp"
 #include "io/file.hpp"
 #include "io/json.hpp"
+#include "plan/ir/runs.hpp"
 
 namespace tessera::train {
 namespace {
@@ -93,8 +94,9 @@ std::string profile_line(const ProfiledStep& p, const plan::Plan& plan,
   using Json = nlohmann::ordered_json;
   const double at = std::chrono::duration<double>(p.times.begin.time_since_epoch()).count();
   Json streams = Json::array(), begins = Json::array(), ends = Json::array();
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    streams.push_back(enum_word(plan.ops[i].stream));
+  for (std::size_t i = 0; i < p.times.ops.size(); ++i) {
+    const plan::OpRun run = plan::run_at(plan, static_cast<std::int64_t>(i));
+    streams.push_back(enum_word(plan.op(run.op).stream));
     begins.push_back(microseconds(p.times.ops[i].begin));
     ends.push_back(microseconds(p.times.ops[i].end));
   }
@@ -289,8 +291,9 @@ MeasuredStep read_profile(const std::filesystem::path& run_directory,
     std::vector<plan::Plan> plans;
     std::vector<std::string> keys;
     for (const MeshPlace& place : places) {
-      plans.push_back(make_plan(inputs, shape, place));
-      keys.push_back(plan_key(plans.back()));
+      const plan::Plan plan = make_plan(inputs, shape, place);
+      keys.push_back(plan_key(plan));
+      plans.push_back(unrolled(plan));
     }
     const auto steps = steps_of(records, keys);
     if (steps.empty()) continue;

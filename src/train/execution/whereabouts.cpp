@@ -29,7 +29,8 @@ guard::Activity Whereabouts::activity() const {
                            .doing = phase_.load(std::memory_order_relaxed)};
   if (step > 0) activity.doing += fmt::format(" step {}", step);
   if (const plan::Op* op = op_.load(std::memory_order_relaxed))
-    activity.doing += ": " + plan::op_name(*op, *inputs_);
+    activity.doing +=
+        ": " + plan::op_name(*op, *inputs_, micro_batch_.load(std::memory_order_relaxed));
   return activity;
 }
 

@@ -25,7 +25,8 @@ class Whereabouts {
     ~Running();
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
-    void at(const plan::Op& op) {
+    void at(const plan::Op& op, std::int32_t micro_batch) {
+      of_.micro_batch_.store(micro_batch, std::memory_order_relaxed);
       of_.op_.store(&op, std::memory_order_relaxed);
       of_.done_.fetch_add(1, std::memory_order_relaxed);
     }
@@ -41,6 +42,7 @@ class Whereabouts {
   std::atomic<const char*> phase_{"starting"};
   std::atomic<std::int64_t> step_{0};
   std::atomic<const plan::Op*> op_{nullptr};
+  std::atomic<std::int32_t> micro_batch_{-1};  // which it is about
   std::atomic<std::uint64_t> done_{0};
   const plan::PlanInputs* inputs_ = nullptr;  // while a plan runs
 };

@@ -219,7 +219,7 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     poisons.push_back({&p, &sum, prepared.bound.real(element)});
   }
   if (!any) return {};
-  const auto poison_gradients = [this, poisons](const BoundPlan::BoundOp& op) {
+  const auto poison_gradients = [this, poisons](const BoundPlan::BoundOp& op, const plan::OpRun&) {
     for (const Poison& poison : poisons) {
       if (poison.before != op.op) continue;
       if (!poison.planned->spent) tell(*poison.planned);

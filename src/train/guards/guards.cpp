@@ -90,23 +90,25 @@ std::string Guards::blame(const StepInput& ran) {
   const Executor::Hooks again = faults_.hooks(prepared), looks = finder->hooks();
   engine.run(prepared, input, tokens_.current(),
              {.before =
-                  [finder, again, looks](const BoundPlan::BoundOp& op) {
-                    if (again.before) again.before(op);
-                    looks.before(op);
+                  [finder, again, looks](const BoundPlan::BoundOp& op, const plan::OpRun& run) {
+                    if (again.before) again.before(op, run);
+                    looks.before(op, run);
                   },
               .after = looks.after});
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   const comm::Control& control = run_.control;
   const auto& found = finder->found();
-  const std::int64_t op = found ? found->op : kNone, first = control.min(op);
+  const std::int64_t own = found ? found->run : kNone, first = control.min(own);
   if (first == kNone) return "all operations are finite when run again";
   const std::int64_t rank =
-      control.min(op == first ? std::int64_t{control.rank()} : std::int64_t{control.size()});
-  const auto& plan_op = prepared.plan().ops[static_cast<std::size_t>(first)];
+      control.min(own == first ? std::int64_t{control.rank()} : std::int64_t{control.size()});
+  const plan::OpRun run = run_at(prepared.plan(), first);
   const std::string text =
       rank == control.rank()
           ? fmt::format("first in {} ({}), on rank {} of {}", found->tensor,
-                        plan::op_name(plan_op, engine.inputs()), rank, comm::host_name())
+                        plan::op_name(prepared.plan().op(run.op), engine.inputs(),
+                                      micro_batch_of(prepared.plan(), run)),
+                        rank, comm::host_name())
           : "";
   return control.broadcast(text, static_cast<int>(rank));
 }

@@ -137,8 +137,10 @@ NonFiniteFinder::NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs&
 }
 
 Executor::Hooks NonFiniteFinder::hooks() {
-  return {.before = [this](const auto& op) { examine(op, about_to_be_summed); },
-          .after = [this](const auto& op) { examine(op, made_or_met); }};
+  return {
+      .before = [this](const auto& op,
+                       const plan::OpRun& run) { examine(op, run, about_to_be_summed); },
+      .after = [this](const auto& op, const plan::OpRun& run) { examine(op, run, made_or_met); }};
 }
 
 /// Whether these are sums of a node: whose gradient is not finite was seen when it was made.
@@ -158,20 +160,21 @@ View NonFiniteFinder::defined(const plan::Call& real, const View& symbolic,
   return written.row_range(0, begin[begins->elements() - 1]);
 }
 
-bool NonFiniteFinder::found_before(std::int64_t op) const {
+bool NonFiniteFinder::found_before(std::int64_t run) const {
   const std::lock_guard lock(mutex_);
-  return found_ && found_->op <= op;
+  return found_ && found_->run <= run;
 }
 
 void NonFiniteFinder::note(Found found) {
   const std::lock_guard lock(mutex_);
-  if (!found_ || found.op < found_->op) found_ = std::move(found);
+  if (!found_ || found.run < found_->run) found_ = std::move(found);
 }
 
 // Nothing is locked while bytes come from a device, for that may wait for the other thread's work.
-void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
+void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, const plan::OpRun& run,
+                              Looks looks) {
   const plan::Op& op = *bound.op;
-  const std::int64_t number = &op - plan_.ops.data();
+  const std::int64_t number = number_of(plan_, run);
   const std::vector<View> symbolic = looks(op, op.call), real = looks(op, bound.call);
   for (std::size_t i = 0; i < real.size() && !found_before(number); ++i) {
     if (!may_be_non_finite(real[i].type) || of_a_node(op, symbolic[i])) continue;
@@ -180,7 +183,7 @@ void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
     std::vector<std::byte> copy;
     seen.data = const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy).data());
     if (const auto at = first_non_finite(seen)) {
-      note({.op = number, .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)});
+      note({.run = number, .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)});
       return;
     }
   }

@@ -23,9 +23,9 @@ class NonFiniteFinder {
   /// object must outlive their calls.
   Executor::Hooks hooks();
 
-  /// The first such op in the plan's order, and its tensor; nothing if all was finite.
+  /// The first such run in the plan's order, and its tensor; nothing if all was finite.
   struct Found {
-    std::int64_t op = 0;
+    std::int64_t run = 0;
     std::string tensor;  // "gradient of block.0.attention.q.weight", or a buffer of the plan
   };
   const std::optional<Found>& found() const { return found_; }
@@ -36,9 +36,9 @@ class NonFiniteFinder {
   bool of_a_node(const plan::Op& op, const View& symbolic) const;
   /// What is defined of a view that an op has written.
   View defined(const plan::Call& real, const View& symbolic, const View& written) const;
-  bool found_before(std::int64_t op) const;
+  bool found_before(std::int64_t run) const;
   void note(Found found);
-  void examine(const BoundPlan::BoundOp& op, Looks looks);
+  void examine(const BoundPlan::BoundOp& op, const plan::OpRun& run, Looks looks);
 
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;

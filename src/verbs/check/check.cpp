@@ -9,6 +9,7 @@
 #include "deck/codec.hpp"
 #include "deck/ranks.hpp"
 #include "deck/remarks.hpp"
+#include "plan/passes/repeat.hpp"
 #include "plan/prediction/size.hpp"
 #include "setup/adapters.hpp"
 #include "setup/budget.hpp"
@@ -75,7 +76,9 @@ void announce(const Checked& checked, std::size_t places) {
   std::int64_t visits = 0, longest = 0;
   for (const plan::PlanShape& shape : checked.planner.shapes) {
     if (plan::is_too_long(in, shape)) return;
-    visits += plan::visits_of(in, shape) * static_cast<std::int64_t>(places);
+    plan::PlanShape planned = shape;
+    planned.micro_batches = scheduled_at_first(in, shape).value_or(shape.micro_batches);
+    visits += plan::visits_of(in, planned) * static_cast<std::int64_t>(places);
     longest = std::max(longest, shape.micro_batches);
   }
   if (visits <= kSoon) return;

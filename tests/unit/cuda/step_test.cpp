@@ -388,5 +388,32 @@ TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
   }
 }
 
+// Of a long step's micro-batches those that repeat are one graph, which is launched again.
+TEST(CudaStep, HasTheSameBitsWhereMicroBatchesRepeat) {
+  Setting s = settings()[0];
+  s.config.layers = 1;  // the emulated GPU is slow
+  const plan::PlanShape shape{.sequence = 3, .micro = 1, .micro_batches = 83};
+  Gpu gpu;
+  const auto once = gpu.run(inputs_of(s, *gpu.device), shape),
+             again = gpu.run(inputs_of(s, *gpu.device), shape);
+  ASSERT_TRUE(again->plan().repeat);
+  EXPECT_GT(again->plan().repeat->times, 2);
+  // Queued, recorded, and launched again.
+  for (PlanRun* run : {once.get(), again.get()}) run->state().set_parameters(test_values(3));
+  for (int step = 0; step < 3; ++step) {
+    train::StepProfile profile;  // steps that are timed are never recorded
+    const StepNumbers numbers{.lr = 1e-2, .update = 1 + step};
+    const StepShown queued = once->step(100 * step, numbers, &profile);
+    const StepShown graph = again->step(100 * step, numbers);
+    EXPECT_EQ(queued.loss, graph.loss);
+    EXPECT_EQ(queued.norm, graph.norm);
+    EXPECT_EQ(std::ssize(profile.ops), runs_of(once->plan()));
+  }
+  for (std::size_t u = 0; u < once->state().units().size(); ++u) {
+    EXPECT_EQ(once->values(once->state().units()[u].parameters),
+              again->values(again->state().units()[u].parameters));
+  }
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -2,7 +2,9 @@
 // what it waits for; the first time, as a graph is recorded, and when that is launched again.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
+#include <set>
 
 #include "memory/arena.hpp"
 #include "memory/cuda/cuda_tier.hpp"
@@ -222,6 +224,136 @@ TEST(CudaStreams, QueueNothingBesideAGraph) {
     step.queue(streams, queue);
     streams.finish();
     step.expect_all_happened();
+  }
+}
+
+/// A step of random work in which a part stands twice, and the second time comes several times:
+/// what happens, and whether all of it had happened that it waits for.
+class RepeatedStep {
+ public:
+  explicit RepeatedStep(unsigned seed) : random_(seed) {
+    pieces_.resize(static_cast<std::size_t>(end() + kTail));
+    for (int i = 0; i < std::ssize(pieces_); ++i) {
+      Piece& piece = pieces_[static_cast<std::size_t>(i)];
+      if (i >= kSecond && i < end()) {
+        piece = pieces_[static_cast<std::size_t>(i - kPart)];
+        for (int& wait : piece.waits) wait += kPart;
+        continue;
+      }
+      piece.stream = pick(3) == 0 ? kCompute : pick(kStreams);
+      // The first copy waits for what the second has a counterpart of; what comes behind for
+      // anything.
+      const int least = i >= kFirst && i < kSecond ? kFirst - kPart : 0;
+      for (std::size_t k = pick(3); k > 0 && i > least; --k) {
+        const int wait = i - 1 - static_cast<int>(pick(static_cast<std::size_t>(i - least)));
+        if (pieces_[static_cast<std::size_t>(wait)].stream != piece.stream)
+          piece.waits.push_back(wait);
+      }
+    }
+  }
+
+  /// Returns how often each piece of the part was said.
+  std::int64_t queue(CudaStreams& streams, CudaQueue& queue) {
+    queued_.clear();
+    counts_ = {};
+    for (int i = 0; i < kSecond; ++i) say(streams, queue, i, 0);
+    const std::int64_t times = streams.begin_repeat(kTimes);
+    for (int r = 0; r < times; ++r)
+      for (int i = kSecond; i < end(); ++i) say(streams, queue, i, r);
+    streams.end_repeat();
+    for (int i = end(); i < std::ssize(pieces_); ++i)
+      say(streams, queue, i, static_cast<int>(times) - 1);
+    return times;
+  }
+
+  void expect_all_happened() {
+    std::map<std::size_t, int> last;  // run of each stream
+    ASSERT_EQ(std::ssize(happened_), size());
+    std::set<int> before;
+    for (const int run : happened_) {
+      const auto [piece, rep] = piece_of(run);
+      const std::size_t stream = pieces_[static_cast<std::size_t>(piece)].stream;
+      const auto it = last.find(stream);
+      EXPECT_TRUE(it == last.end() || it->second < run) << run;
+      last[stream] = run;
+      for (const int wait : pieces_[static_cast<std::size_t>(piece)].waits)
+        EXPECT_TRUE(before.contains(wait < kFirst ? wait : wait + rep * kPart)) << run;
+      EXPECT_TRUE(before.insert(run).second) << run << " happens again";
+    }
+    happened_.clear();
+    ran_.clear();
+  }
+  static std::int64_t size() { return end() + kTail + (kTimes - 1) * kPart; }
+
+ private:
+  static constexpr int kFirst = 40, kPart = 30, kTail = 25, kTimes = 5, kSecond = kFirst + kPart;
+  static constexpr int end() { return kSecond + kPart; }
+  struct Piece {
+    std::size_t stream = kCompute;
+    std::vector<int> waits;  // pieces
+  };
+  std::size_t pick(std::size_t n) { return random_() % n; }
+  /// The piece of a run, and how often the part has come before.
+  static std::pair<int, int> piece_of(int run) {
+    const int rep = run < kSecond ? 0 : std::min((run - kSecond) / kPart, kTimes - 1);
+    return {run - rep * kPart, rep};
+  }
+  void say(CudaStreams& streams, CudaQueue& queue, int piece, int rep) {
+    const Piece& p = pieces_[static_cast<std::size_t>(piece)];
+    Work work{.stream = p.stream};
+    for (const int wait : p.waits) {
+      const int run = wait < kFirst ? wait : wait + rep * kPart;
+      work.waits.push_back({pieces_[static_cast<std::size_t>(wait)].stream, queued_.at(run)});
+    }
+    queued_[piece + rep * kPart] = ++counts_[p.stream];
+    const auto put = [&] {
+      ASSERT_EQ(emulator::queue_work(queue.stream, [this, piece] { happen(piece); }), cudaSuccess);
+    };
+    if (p.stream == kCompute) return streams.run(work, put);
+    streams.enqueue(work, [&]() -> std::unique_ptr<Task> {
+      put();
+      return nullptr;
+    });
+  }
+  void happen(int piece) {
+    const int times = ran_[piece]++;
+    const int rep = piece < kSecond ? 0 : piece < end() ? times : kTimes - 1;
+    happened_.push_back(piece + rep * kPart);
+  }
+
+  std::mt19937 random_;
+  std::vector<Piece> pieces_;
+  std::map<int, std::int64_t> queued_;  // the number in its stream, by run
+  std::array<std::int64_t, kStreams> counts_{};
+  std::map<int, int> ran_;     // how often each piece has
+  std::vector<int> happened_;  // runs
+};
+
+// What comes several times is recorded once and launched so often.
+TEST(CudaStreams, LaunchWhatRepeats) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    CudaQueue queue;
+    CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
+    RepeatedStep step(seed);
+    RandomStep other(seed + 1000);
+    for (int round = 0; round < 5; ++round) {
+      SCOPED_TRACE(fmt::format("seed {}, round {}", seed, round));
+      const bool queued =
+          streams.begin({.key = &step, .works = static_cast<std::size_t>(RepeatedStep::size())});
+      EXPECT_EQ(queued, round < 2);
+      const std::int64_t said = queued ? step.queue(streams, queue) : 0;
+      EXPECT_EQ(said, round == 0 ? 5 : round == 1 ? 1 : 0);
+      const Times t = streams.finish();
+      step.expect_all_happened();
+      double spent = 0;
+      for (const double s : t.parts) spent += s;
+      for (const double s : t.waited) spent += s;
+      EXPECT_GT(spent, 0);
+      EXPECT_LE(spent, t.total + 1e-6);
+      if (streams.begin({.key = &other, .works = other.size()})) other.queue(streams, queue);
+      streams.finish();
+      other.expect_all_happened();
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/device.hpp"
 #include "plan/ir/print.hpp"
+#include "plan/passes/place_waits.hpp"
 #include "plan/proof/check.hpp"
 #include "streams/background.hpp"
 #include "support/blocks.hpp"
@@ -263,6 +264,38 @@ plan::OffloadInputs all_on(plan::Location tier, std::int64_t ahead) {
           .ahead = ahead,
           .tile = 64,
           .device_is_host = ahead > 0};
+}
+
+// A plan in which some micro-batches stand for others does what one of all of them does.
+TEST(Lockstep, MicroBatchesThatRepeatHaveTheBitsOfAll) {
+  const plan::PipelineRule zero_bubble{.schedule = PipelineSchedule::zero_bubble};
+  const std::vector<Case> cases = {
+      {.mesh = {.data = 2}, .prefetch = 2},
+      {.mesh = {.data = 2}, .reduce = ReduceWhen::micro},
+      {.mesh = {.data = 2, .pipeline = 2}, .stage = 1},
+      {.mesh = {.pipeline = 2}, .compute = DType::bf16, .pipeline = zero_bubble},
+      {.mesh = {.tensor = 2}, .config = llama_like()},
+      {.mesh = {.data = 2},
+       .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int8, .block = 32},
+       .error_feedback = true},
+      {.mesh = {.data = 2}, .offload = all_on(plan::Location::host, 1)}};
+  for (Case c : cases) {
+    c.micro_batches = 32 + 8 * c.mesh.pipeline + 43;
+    SCOPED_TRACE(name_of(c));
+    std::int64_t repeat = 0;
+    Job few(c, [&](plan::Plan& plan) { repeat += plan.repeat ? 1 : 0; });
+    EXPECT_EQ(repeat, c.mesh.size());
+    ASSERT_EQ(few.run(1), nothing_wrong(c));
+    const auto device = kernels::make_cpu_device({});
+    const auto inputs = inputs_of(c, *device);
+    Job all(c, [&](plan::Plan& plan) {
+      plan = plan::unordered_plan(inputs, shape_of(c), plan.place);
+      plan::place_waits(plan);
+      plan::check(plan);
+    });
+    ASSERT_EQ(all.run(1), nothing_wrong(c));
+    EXPECT_TRUE(same_bits(few.outcomes(), all.outcomes()));
+  }
 }
 
 std::vector<Layout> layouts() {
@@ -719,9 +752,9 @@ TEST(Lockstep, LooksForWhatIsNotFiniteOnlyWhereItIsThere) {
         run.state().set_parameters(test_values(11));
         train::NonFiniteFinder finder(run.plan(), run.inputs(), tier);
         auto hooks = finder.hooks();
-        hooks.before = [looks = hooks.before](const auto& op) {
+        hooks.before = [looks = hooks.before](const auto& op, const plan::OpRun& of) {
           spoil_what_comes(op);
-          looks(op);
+          looks(op, of);
         };
         run.step(100, {}, nullptr, hooks);
         ASSERT_FALSE(finder.found())

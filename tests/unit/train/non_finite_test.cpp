@@ -43,7 +43,7 @@ class Zeros {
     float& value = summed(op).as<float>()[element];
     value = std::numeric_limits<float>::infinity();
     train::NonFiniteFinder finder(plan_, inputs_, tier_);
-    finder.hooks().after(op);
+    finder.hooks().after(op, {});
     value = 0;
     return finder.found() ? finder.found()->tensor : "";
   }
@@ -53,7 +53,7 @@ class Zeros {
     auto& value = written.as<float>()[row * written.ld];
     value = std::numeric_limits<float>::quiet_NaN();
     train::NonFiniteFinder finder(plan_, inputs_, tier_);
-    finder.hooks().after(op);
+    finder.hooks().after(op, {});
     value = 0;
     return finder.found().has_value();
   }
