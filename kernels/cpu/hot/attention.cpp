@@ -251,16 +251,11 @@ template <typename O>
 void forward_queries(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
                      const ForwardScratch<O>& x) {
   const SampleKeys of(a, unit.sample);
-  const std::int64_t rows = unit.t.count(), first_query = of.first_query + unit.t.begin;
   const TileDropout drop{a.dropout, rule, unit.sample, unit.head, of.part};
-  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
-  for (std::int64_t i = 0; i < rows;) {
-    const Range document = drop.part.document_of(documents, unit.sample, first_query + i);
-    const std::int64_t end = at_most(rows, document.end - first_query);
-    if (end <= i) return;  // padding
-    forward_document(a, drop, unit, of, {i, end}, document, x);
-    i = end;
-  }
+  const Range queries{of.first_query + unit.t.begin, of.first_query + unit.t.end};
+  for_documents(a.documents, of.part, unit.sample, queries, [&](Range rows, Range document) {
+    forward_document(a, drop, unit, of, rows, document, x);
+  });
 }
 
 /// Outputs and lse of a unit, of which `each` makes what its queries get of all keys.
@@ -561,13 +556,9 @@ void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const Kv
     row_products(head_of(a.out, b, 0, tokens, h, values), head_of(a.d_out, b, 0, tokens, h, values),
                  x.delta + (h - heads.begin) * tokens);
   }
-  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   const KeyPart part = part_of(a);
-  for (std::int64_t t = 0; t < part.count;) {
-    const Range document = part.document_of(documents, b, t);
-    backward_document(a, rule, unit, document, x);
-    t = document.end;
-  }
+  for_documents(a.documents, part, b, {0, part.count},
+                [&](Range, Range document) { backward_document(a, rule, unit, document, x); });
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     unpack(x.d_q + (h - heads.begin) * tokens * x.dims.q, x.dims.q, a.shape.scale,
            head_of(a.d_q, b, 0, tokens, h, a.shape.head_dim));

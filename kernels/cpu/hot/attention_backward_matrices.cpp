@@ -419,7 +419,6 @@ void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const Kv
                    float* scratch) {
   const KeyPart part = part_of(a);
   const BackwardScratch x(a.shape, part.count, scratch);
-  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
   const std::int64_t first = first_query_of(a);
   const Range queries{first, first + a.q.shape[1]};
   const auto clear_those = [&](Range some) {
@@ -428,15 +427,13 @@ void backward_unit(const AttentionBackward& a, const DropoutRule& rule, const Kv
   };
   MatrixRegisters registers;
   registers.set_rows(kMatrixRows);
-  std::int64_t begin = 0, end = 0;  // of all documents that have keys here
-  for (std::int64_t t = 0; t < part.count;) {
-    const Range document = part.document_of(documents, unit.sample, t);
-    if (t == 0) begin = document.begin;
+  Range all;  // documents that have keys here
+  for_documents(a.documents, part, unit.sample, {0, part.count}, [&](Range keys, Range document) {
     backward_document(a, rule, unit, document, x);
-    t = end = document.end;
-  }
-  clear_those({at_most(queries.begin, begin), begin});
-  clear_those({end, at_least(queries.end, end)});
+    all = {keys.begin == 0 ? document.begin : all.begin, document.end};
+  });
+  clear_those({at_most(queries.begin, all.begin), all.begin});
+  clear_those({all.end, at_least(queries.end, all.end)});
 }
 
 }  // namespace

@@ -287,21 +287,17 @@ void forward_unit(const Attention& a, const DropoutRule& rule, const AttentionUn
                   float* scratch) {
   const ForwardScratch x(a.shape, scratch);
   const SampleKeys of(a, unit.sample);
-  const std::int64_t rows = unit.t.count(), first_query = of.first_query + unit.t.begin;
   const TileDropout drop{a.dropout, rule, unit.sample, unit.head, of.part};
-  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  const Range queries{of.first_query + unit.t.begin, of.first_query + unit.t.end};
   MatrixRegisters registers;
   registers.set_rows(kMatrixRows);
-  for (std::int64_t i = 0; i < rows;) {
-    const Range document = drop.part.document_of(documents, unit.sample, first_query + i);
-    const std::int64_t end = at_most(rows, document.end - first_query);
-    if (end <= i) {  // padding
-      begin_rows(a, unit, {i, rows}, 0, x);
-      return finish_rows(a, unit, {i, rows}, 0, x);
-    }
-    forward_document(a, drop, unit, of, {i, end}, document, x);
-    i = end;
-  }
+  const std::int64_t end = for_documents(
+      a.documents, of.part, unit.sample, queries,
+      [&](Range rows, Range document) { forward_document(a, drop, unit, of, rows, document, x); });
+  const Range padding{end, queries.count()};
+  if (padding.empty()) return;
+  begin_rows(a, unit, padding, 0, x);
+  finish_rows(a, unit, padding, 0, x);
 }
 
 }  // namespace

@@ -40,6 +40,24 @@ struct SampleKeys {
   const std::int32_t* pages_ = nullptr;
 };
 
+/// f(rows, document) for each document of some tokens of a sample, in order; rows are those of the
+/// tokens that are of it, counted from the first of all. Returns the first row of padding, which is
+/// of no document, or how many rows there are.
+template <typename F>
+TESSERA_INLINE std::int64_t for_documents(const View& table, const KeyPart& part,
+                                          std::int64_t sample, Range tokens, F&& f) {
+  const auto* documents = reinterpret_cast<const std::int32_t*>(table.data);
+  std::int64_t row = 0;
+  while (row < tokens.count()) {
+    const Range document = part.document_of(documents, sample, tokens.begin + row);
+    const std::int64_t end = at_most(tokens.count(), document.end - tokens.begin);
+    if (end <= row) break;
+    f(Range{row, end}, document);
+    row = end;
+  }
+  return row;
+}
+
 /// One head's columns of a tensor of heads, `tokens` rows from `row` on.
 inline Block rows_of_head(const View& view, std::int64_t row, std::int64_t tokens,
                           std::int64_t head, std::int64_t dim) {
