@@ -51,8 +51,11 @@ std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries
 
 cuda::OwnKernels own_kernels(const cuda::Queue& queue, CudaLibraries& libraries,
                              const cuda::ProductRules& rules) {
-  return [context = context_of(queue, libraries, rules)](
-             const cuda::Gemm& product, std::byte* bias) { cuda::finish(product, bias, context); };
+  return [context = context_of(queue, libraries, rules)](const cuda::Gemm& product,
+                                                         std::byte* bias) {
+    const View of_sum = product.key.bias ? View(bias, product.key.result, {product.key.m}) : View();
+    cuda::finish(product, cuda::without_last(product), of_sum, context);
+  };
 }
 
 }  // namespace tessera::kernels

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/apart.hpp"
 #include "kernels/cuda/scratch.hpp"
 
 // A row-major matrix is the transpose of the column-major one in the same place. So y = x W^T, row
@@ -53,12 +54,11 @@ bool rows_aligned(const View& v) {
          v.matrix().ld * size_of(v.type) % kOperandAlignment == 0;
 }
 
-/// `matrices`: the product's own.
+/// Whether the product of a call with a preactivation applies gelu. `matrices`: the product's own.
 template <typename Call>
 bool activates(const Call& call, const ProductRules& rules, std::initializer_list<View> matrices) {
-  return rules.gelu && call.operands == Operands::stored && call.preactivation &&
-         call.preactivation.type != DType::f32 && rows_aligned(call.preactivation) &&
-         std::ranges::all_of(matrices, rows_aligned);
+  return rules.gelu && call.operands == Operands::stored && call.preactivation.type != DType::f32 &&
+         rows_aligned(call.preactivation) && std::ranges::all_of(matrices, rows_aligned);
 }
 
 /// Places operands in the call's scratch.
@@ -103,30 +103,47 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call) {
                         {.x = call.d_y, .format = DType::e5m2, .turn = Turn::transpose}}});
 }
 
-Gemm gemm_of(const Linear& call, const ProductRules& rules) {
+Gemm whole_gemm_of(const Linear& call, const ProductRules& rules) {
   check(call);
   check_no_codes(call);
-  const bool activated = activates(call, rules, {call.x, call.weight, call.y});
-  const View result = activated ? call.y : product_of(call).y;
-  Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, result, rules);
-  product.key.bias = call.bias && (call.operands == Operands::stored || call.y.type != DType::f32);
-  if (activated) add_epilogue(product, Epilogue::gelu, call.preactivation);
+  Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, call.y, rules);
+  product.key.bias = static_cast<bool>(call.bias);
+  if (call.preactivation) add_epilogue(product, Epilogue::gelu, call.preactivation);
   return product;
 }
 
-Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules) {
+Gemm whole_gemm_of(const LinearBackwardInput& call, const ProductRules& rules) {
   check(call);
   Gemm product = gemm(call, call.weight, Turn::none, call.d_y, Turn::none, call.d_x, rules);
-  if (activates(call, rules, {call.d_y, call.weight, call.d_x}))
-    add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
+  if (call.preactivation) add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
   return product;
 }
 
-Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules) {
+Gemm whole_gemm_of(const LinearBackwardWeight& call, const ProductRules& rules) {
   check(call);
   Gemm product = gemm(call, call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, rules);
   product.key.write = call.write;
   return product;
+}
+
+Gemm gemm_of(const Linear& call, const ProductRules& rules) {
+  Gemm product = whole_gemm_of(call, rules);
+  if (call.preactivation && !activates(call, rules, {call.x, call.weight, call.y}))
+    product = without_last(product);
+  if (call.bias && call.operands == Operands::fp8 && call.y.type == DType::f32)
+    product = without_last(product);
+  return product;
+}
+
+Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules) {
+  const Gemm product = whole_gemm_of(call, rules);
+  const bool apart =
+      call.preactivation && !activates(call, rules, {call.d_y, call.weight, call.d_x});
+  return apart ? without_last(product) : product;
+}
+
+Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules) {
+  return whole_gemm_of(call, rules);
 }
 
 }  // namespace tessera::kernels::cuda

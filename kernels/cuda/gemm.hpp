@@ -72,14 +72,18 @@ std::array<Fp8Operand, 2> fp8_operands(const Linear& call);
 std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardInput& call);
 std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call);
 
-/// The product of an operation, which
+/// All of an operation as one product, gelu and the bias included, but for LinearBackwardWeight's
+/// bias gradient. Throws InternalError for arguments that break the operation's contract.
+Gemm whole_gemm_of(const Linear& call, const ProductRules& rules);
+Gemm whole_gemm_of(const LinearBackwardInput& call, const ProductRules& rules);
+Gemm whole_gemm_of(const LinearBackwardWeight& call, const ProductRules& rules);
+
+/// What of that a library may be asked for, which
 ///   applies gelu where the rules say so, of 16-bit types, for cuBLASLt does not say how exact its
 ///     gelu is, of operands as stored, and where every row of them, of the result and of the
 ///     preactivation begins on kOperandAlignment, which it asks for; elsewhere it has no epilogue,
 ///     and gelu is an operation of its own
-///   adds a bias unless it is of fp8 operands to f32, which cuBLASLt does not do
-///   leaves out LinearBackwardWeight's bias gradient.
-/// Throws InternalError for arguments that break the operation's contract.
+///   adds a bias unless it is of fp8 operands to f32, which cuBLASLt does not do.
 Gemm gemm_of(const Linear& call, const ProductRules& rules);
 Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules);
 Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules);

@@ -54,12 +54,6 @@ void multiply(const Call& a, const Gemm& product, const std::byte* bias, const C
   context.matmul.run(product, bias, workspace_of(a.scratch));
 }
 
-/// What the product has not done.
-template <typename Call>
-void activate(const Call& a, const Gemm& product, const Context& context) {
-  if (a.preactivation && product.key.epilogue == Epilogue::none) run(activation_of(a), context);
-}
-
 /// A matrix that a product writes or reads beside its operands, row by row.
 View matrix_of(const GemmKey& key, std::byte* data, std::int64_t ld) {
   View v(data, key.result, {key.n, key.m});
@@ -69,12 +63,14 @@ View matrix_of(const GemmKey& key, std::byte* data, std::int64_t ld) {
 
 }  // namespace
 
-void finish(const Gemm& product, std::byte* bias, const Context& context) {
-  const GemmKey& key = product.key;
-  const View d = matrix_of(key, product.d, key.ldd), aux = matrix_of(key, product.aux, key.ld_aux);
-  switch (key.epilogue) {
-    case Epilogue::none:
-      return add_bias(d, View(bias, key.result, {key.m}), Linear::kName, context);
+void finish(const Gemm& whole, const Gemm& done, const View& bias, const Context& context) {
+  const View d = matrix_of(whole.key, whole.d, whole.key.ldd);
+  const View aux = matrix_of(whole.key, whole.aux, whole.key.ld_aux);
+  if (whole.key.bias && !done.key.bias)
+    add_bias(matrix_of(done.key, done.d, done.key.ldd), bias, Linear::kName, context);
+  if (whole.key.epilogue == done.key.epilogue) return;
+  switch (whole.key.epilogue) {
+    case Epilogue::none: return;
     case Epilogue::gelu: return run(Activate{.x = aux, .y = d}, context);
     case Epilogue::gelu_slope: return run(ActivateBackward{.x = aux, .d_y = d, .d_x = d}, context);
   }
@@ -83,14 +79,13 @@ void finish(const Gemm& product, std::byte* bias, const Context& context) {
 void run(const Linear& a, const Context& context) {
   const Gemm product = context.matmul.product_for(a, context.rules);
   multiply(a, product, product.key.bias ? prepared_bias(a, context) : nullptr, context);
-  if (a.bias && !product.key.bias) add_bias(product_of(a).y, a.bias, a.kName, context);
-  activate(a, product, context);
+  finish(whole_gemm_of(a, context.rules), product, a.bias, context);
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
   const Gemm product = context.matmul.product_for(a, context.rules);
   multiply(a, product, nullptr, context);
-  activate(a, product, context);
+  finish(whole_gemm_of(a, context.rules), product, {}, context);
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {

@@ -5,8 +5,8 @@
 
 namespace tessera::kernels::cuda {
 
-/// Queues what `product` does beyond without_last of it, whose result is there already. `bias`: as
-/// of Matmul::run.
-void finish(const Gemm& product, std::byte* bias, const Context& context);
+/// Queues what `whole` does beyond a part of it that is done already. `bias`: (m), absent where the
+/// key has none.
+void finish(const Gemm& whole, const Gemm& done, const View& bias, const Context& context);
 
 }  // namespace tessera::kernels::cuda
