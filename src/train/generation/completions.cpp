@@ -7,6 +7,10 @@
 
 namespace tessera::train {
 
+std::int64_t most_tokens(std::int64_t prompt, std::int64_t more, std::int64_t context) {
+  return std::min(context, prompt + more);
+}
+
 Completions::Completions(Decoder& decoder, SamplingRule rule, StopRule stop, bool log_p)
     : decoder_(decoder),
       rule_(rule),
@@ -26,7 +30,7 @@ Completions::Room Completions::room() const {
 }
 
 std::int64_t Completions::most_of(std::int64_t prompt) const {
-  return std::min(decoder_.context(), prompt + stop_.most);
+  return most_tokens(prompt, stop_.most, decoder_.context());
 }
 
 std::int64_t Completions::pages_of(std::int64_t prompt) const {

@@ -14,6 +14,9 @@
 
 namespace tessera::train {
 
+/// Tokens that a prompt of so many comes to with up to `more` behind it, in a context.
+std::int64_t most_tokens(std::int64_t prompt, std::int64_t more, std::int64_t context);
+
 /// When a completion ends.
 struct StopRule {
   std::int64_t most = 0;           // tokens of it, at least 1
@@ -65,7 +68,6 @@ class Completions {
   std::function<void(Completion&&)> done;
 
  private:
-  /// Tokens that a prompt of so many comes to at most.
   std::int64_t most_of(std::int64_t prompt) const;
   struct Sequence {
     Completion completion;

@@ -280,7 +280,7 @@ static setup::DecoderSize size_of(const GenerateOptions& o, const deck::Deck& de
   std::int64_t longest = 1;
   std::vector<std::int64_t> most;  // tokens of each
   for (const Prompt& prompt : prompts) {
-    most.push_back(std::min(deck.model.context, std::ssize(prompt.tokens) + o.tokens));
+    most.push_back(train::most_tokens(std::ssize(prompt.tokens), o.tokens, deck.model.context));
     longest = std::max(longest, most.back());
   }
   setup::DecoderSize size = setup::decoder_size(deck, o.batch, longest);

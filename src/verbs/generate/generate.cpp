@@ -14,6 +14,7 @@
 #include "setup/generation.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
+#include "train/generation/completions.hpp"
 #include "train/generation/generator.hpp"
 #include "verbs/bounds.hpp"
 #include "verbs/generate/batch.hpp"
@@ -137,8 +138,8 @@ ExitCode run(const GenerateOptions& o) {
   const auto backend = backend::make_backend(
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads, .few_rows = true},
       nullptr);
-  train::Generator generator =
-      make_generator(o, speaker, backend, std::min(context, std::ssize(tokens) + o.tokens));
+  train::Generator generator = make_generator(
+      o, speaker, backend, train::most_tokens(std::ssize(tokens), o.tokens, context));
   fmt::print("{}", *o.prompt);
   continue_text(o, speaker, generator, std::move(tokens));
   return ExitCode::ok;
