@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -281,7 +282,7 @@ inline double dropout_factor(const Dropout& d, std::int64_t sample, std::int64_t
     const double bits = random_bits(d.key(), stream, index);
     return 1 - jitter + 2 * jitter * std::floor(bits / 256) * 0x1p-24;
   }
-  const double p = std::max(1.0, std::round(d.p * 0x1p16)) * 0x1p-16;
+  const double p = std::clamp(std::round(d.p * 0x1p16), 1.0, 0x1p16 - 1) * 0x1p-16;
   return random_half(d.key(), stream, index) >= p * 0x1p16 ? 1 / (1 - p) : 0;
 }
 
