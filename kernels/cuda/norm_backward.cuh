@@ -26,10 +26,41 @@ struct NormBackwardRows {
   }
 };
 
+/// Of a thread's run: what a norm makes of the row before its weights, the gradient of its output,
+/// and that times the weights (0 beyond the row's end, which keeps sums right).
+template <int V>
+struct NormRun {
+  float unit[V], d[V], g[V];
+
+  __device__ __forceinline__ void set(float mean, float scale, const float (&weight)[V]) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      unit[i] = (unit[i] - mean) * scale;
+      g[i] = d[i] * weight[i];
+    }
+  }
+  /// What a row's d_sum needs of all its columns.
+  __device__ __forceinline__ void add_to(float& sum_g, float& sum_gx) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      sum_g = sum_g + g[i];
+      sum_gx = fmadd(g[i], unit[i], sum_gx);
+    }
+  }
+};
+
 /// The weights' gradients of a thread's columns.
 template <int V, int kRuns>
 struct ColumnGradients {
   float weight[kRuns][V], bias[kRuns][V];
+
+  __device__ __forceinline__ void add(int k, const NormRun<V>& x) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      weight[k][j] = fmadd(x.d[j], x.unit[j], weight[k][j]);
+      bias[k][j] = bias[k][j] + x.d[j];
+    }
+  }
 };
 
 /// What is read of a row.
@@ -106,21 +137,6 @@ inline constexpr int kRunsAhead = 1;
 template <typename T, int kRuns>
 using RowRuns =
     std::conditional_t<kRuns <= kRunsAhead, RowsAhead<T, kRuns>, RowInRegisters<T, kRuns>>;
-
-/// Of a thread's run: what a norm makes of the row before its weights, the gradient of its output,
-/// and that times the weights (0 beyond the row's end, which keeps sums right).
-template <int V>
-struct NormRun {
-  float unit[V], d[V], g[V];
-
-  __device__ __forceinline__ void set(float mean, float scale, const float (&weight)[V]) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      unit[i] = (unit[i] - mean) * scale;
-      g[i] = d[i] * weight[i];
-    }
-  }
-};
 
 /// d_sum of a run, of which x has what NormRun::set made of it.
 template <int V>
@@ -203,13 +219,8 @@ __device__ __forceinline__ void add_in_registers(const NormBackwardRows<T>& a,
     team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
       NormRun<V> x;
       run_of(k, c, count, x);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        sum_g = sum_g + x.g[j];
-        sum_gx = fmadd(x.g[j], x.unit[j], sum_gx);
-        own.weight[k][j] = fmadd(x.d[j], x.unit[j], own.weight[k][j]);
-        own.bias[k][j] = own.bias[k][j] + x.d[j];
-      }
+      x.add_to(sum_g, sum_gx);
+      own.add(k, x);
     });
     team.sum_both(sum_g, sum_gx, partial[n % 2]);
     const float mean_g = a.layernorm ? sum_g * share : 0.0F;
@@ -262,10 +273,9 @@ __device__ __forceinline__ void add_in_memory(const NormBackwardRows<T>& a,
     a.team.template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
       NormRun<V> x;
       read(c, count, x);
+      x.add_to(sum_g, sum_gx);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        sum_g = sum_g + x.g[j];
-        sum_gx = fmadd(x.g[j], x.unit[j], sum_gx);
         if (j >= count) continue;
         part.weights[c + j] = fmadd(x.d[j], x.unit[j], part.weights[c + j]);
         if (part.biases != nullptr) part.biases[c + j] = part.biases[c + j] + x.d[j];
