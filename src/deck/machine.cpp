@@ -78,6 +78,23 @@ Row word_row(std::string name, E Machine::*member) {
 
 Link& made(std::optional<Link>& link) { return link ? *link : link.emplace(); }
 
+/// Rates in a type of numbers.
+void add_rates(DType type, std::vector<Row>& r) {
+  const auto key = [&](std::string_view table) {
+    return fmt::format("{}.{}", table, to_string(type));
+  };
+  r.push_back(row(
+      key("gemm"), false, [type](Machine & m) -> auto& { return m.gemm[type]; }));
+  r.push_back(rates_row(
+      key("attention"), [type](Machine & m) -> auto& { return m.attention[type]; }));
+  r.push_back(rates_row(
+      key("attention_backward"), [type](Machine & m) -> auto& {
+        return m.attention_backward[type];
+      }));
+  r.push_back(row(
+      key("peak"), false, [type](Machine & m) -> auto& { return m.peak[type]; }));
+}
+
 const std::vector<Row>& rows() {
   static const std::vector<Row> all = [] {
     std::vector<Row> r{
@@ -118,21 +135,7 @@ const std::vector<Row>& rows() {
     };
     r.push_back(row(
         "attention.head_dim", false, [](Machine & m) -> auto& { return m.attention_heads; }));
-    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-      const auto key = [&](std::string_view table) {
-        return fmt::format("{}.{}", table, to_string(type));
-      };
-      r.push_back(row(
-          key("gemm"), false, [type](Machine & m) -> auto& { return m.gemm[type]; }));
-      r.push_back(rates_row(
-          key("attention"), [type](Machine & m) -> auto& { return m.attention[type]; }));
-      r.push_back(rates_row(
-          key("attention_backward"), [type](Machine & m) -> auto& {
-            return m.attention_backward[type];
-          }));
-      r.push_back(row(
-          key("peak"), false, [type](Machine & m) -> auto& { return m.peak[type]; }));
-    }
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) add_rates(type, r);
     r.push_back(row(
         "gemm.fp8", false, [](Machine & m) -> auto& { return m.gemm[DType::e4m3]; }));
     r.push_back(row(
