@@ -483,6 +483,27 @@ struct WantedReader {
 
 }  // namespace
 
+std::optional<ModelState::SavedTensor> ModelState::find_saved(const io::Checkpoint& checkpoint,
+                                                              const model::ParamDesc& p,
+                                                              std::size_t row,
+                                                              bool may_miss) const {
+  const optim::StateTensor& kept = rows_[row];
+  std::string state =
+      row == plan::kMasterRow ? weights_in(checkpoint, name_of(p), weights_) : kept.name;
+  auto entry = checkpoint.find(name_of(p), state);
+  if (!entry && kept.begins_as_weights) {
+    state = weights_;
+    entry = checkpoint.find(name_of(p), state);
+  }
+  if (!entry && may_miss) return std::nullopt;
+  if (!entry || entry->shape != io::Shape(p.shape)) {
+    throw DataError(fmt::format(
+        "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state, name_of(p),
+        entry ? io::to_string(entry->shape.extents()) : "missing", io::to_string(p.shape)));
+  }
+  return SavedTensor{std::move(state), entry->type};
+}
+
 std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                                                  const io::ReadProgress& progress) {
   forget_update();
@@ -504,31 +525,20 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
     }
     const auto want = [&](const model::ParamDesc& p, const MatrixRange& part,
                           std::vector<RealView> targets) {
-      std::string from =
-          row == plan::kMasterRow ? weights_in(checkpoint, name_of(p), weights_) : kept.name;
-      auto entry = checkpoint.find(name_of(p), from);
-      if (!entry && kept.begins_as_weights) {
-        from = weights_;
-        entry = checkpoint.find(name_of(p), from);
-      }
-      if (!entry && may_miss) return;
-      if (!entry || entry->shape != io::Shape(p.shape)) {
-        throw DataError(fmt::format(
-            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", from, name_of(p),
-            entry ? io::to_string(entry->shape.extents()) : "missing", io::to_string(p.shape)));
-      }
+      const auto saved = find_saved(checkpoint, p, row, may_miss);
+      if (!saved) return;
       if (row != plan::kMasterRow) {
         // Whether the optimizer keeps it in 16 bits may change at a restart.
-        const bool known = entry->type == DType::f32 || entry->type == DType::bf16;
-        const DType type = known ? entry->type : kept.type;
-        wanted.push_back({name_of(p), from, box_of(p, part), type,
+        const bool known = saved->type == DType::f32 || saved->type == DType::bf16;
+        const DType type = known ? saved->type : kept.type;
+        wanted.push_back({name_of(p), saved->state, box_of(p, part), type,
                           [type, target = targets.front()](std::int64_t first,
                                                            std::span<const std::byte> bytes) {
                             put_converted(bytes, type, target, first);
                           }});
         return;
       }
-      wanted.push_back({name_of(p), from, box_of(p, part), kept.type,
+      wanted.push_back({name_of(p), saved->state, box_of(p, part), kept.type,
                         [this, &bad, &p, part, targets = std::move(targets)](
                             std::int64_t first, std::span<const std::byte> bytes) {
                           const std::span values(reinterpret_cast<const float*>(bytes.data()),

@@ -174,6 +174,13 @@ class ModelState {
   std::optional<NonFiniteElement> set_weights(std::span<const std::size_t> rows,
                                               const BlockSource& source, Units units = Units::all);
   void set_zero(std::size_t row);
+  /// What a checkpoint has for a row of a parameter; nothing where that may be missing and is.
+  struct SavedTensor {
+    std::string state;
+    DType type;
+  };
+  std::optional<SavedTensor> find_saved(const io::Checkpoint& checkpoint, const model::ParamDesc& p,
+                                        std::size_t row, bool may_miss) const;
   /// Adds what is read of a row that has one value for each tensor.
   void want_of_tensors(const io::Checkpoint& checkpoint, std::size_t row, bool may_miss,
                        std::vector<io::Wanted>& wanted);
