@@ -59,6 +59,23 @@ class Product {
   double best_ = std::numeric_limits<double>::max();
 };
 
+constexpr const char* kTokenFiles = "tokens";  // in the benchmark's directory
+
+/// The deck for a few steps on the tokens of `directory`, where a run of this name has its own one.
+deck::LoadedDeck short_run(const BenchOptions& o, const comm::Control& control,
+                           const std::filesystem::path& directory, const char* name,
+                           std::vector<std::string> sets = {}) {
+  sets.insert(
+      sets.end(),
+      {fmt::format("run.dir=\"{}\"", (directory / name).string()),
+       fmt::format("run.steps={}", o.repeats + 1), "run.resume=\"never\"", "checkpoint.every=0",
+       fmt::format("data.train=[\"{}\"]", (directory / kTokenFiles).string()), "data.validation=[]",
+       "evaluate.every=0", "batch.ramp=[]", "batch.curriculum={}", "guard.hang_timeout=0"});
+  deck::LoadedDeck loaded = bench_deck(o, control, sets);
+  loaded.deck.log.profile.reset();
+  return loaded;
+}
+
 /// Tokens for `steps` steps; any do, for their values cost the same.
 void write_tokens(const std::filesystem::path& prefix, const deck::Deck& deck, std::int64_t steps) {
   io::MegatronWriter writer(prefix, deck.model.vocab);
@@ -86,20 +103,7 @@ train::StepRates rates_of(const deck::LoadedDeck& loaded, const train::Job& job)
 void bench_step(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   const BenchDirectory directory(o, control);
-  const std::int64_t steps = o.repeats + 1;
-  const auto tokens = directory.path() / "tokens";
-  const auto bench_run = [&](const char* name, std::vector<std::string> sets) {
-    sets.insert(
-        sets.end(),
-        {fmt::format("run.dir=\"{}\"", (directory.path() / name).string()),
-         fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
-         fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
-         "evaluate.every=0", "batch.ramp=[]", "batch.curriculum={}", "guard.hang_timeout=0"});
-    deck::LoadedDeck loaded = bench_deck(o, control, sets);
-    loaded.deck.log.profile.reset();
-    return loaded;
-  };
-  const deck::LoadedDeck loaded = bench_run("run", {});
+  const deck::LoadedDeck loaded = short_run(o, control, directory.path(), "run");
   control.together([&] {
     if (!deck::draws_answers(loaded.deck.task.kind)) return;
     throw DeckError(fmt::format(
@@ -108,7 +112,8 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
         enum_word(loaded.deck.task.kind)));
   });
   control.together([&] {
-    if (control.rank() == 0) write_tokens(tokens, loaded.deck, steps);
+    if (control.rank() == 0)
+      write_tokens(directory.path() / kTokenFiles, loaded.deck, *loaded.deck.run.steps);
   });
   const int threads = setup::thread_count(loaded.deck.run, job.mpi.cores());
   const DType type = setup::dtype_of(loaded.deck.precision.compute);
@@ -124,8 +129,8 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   const train::StepRates rates = rates_of(loaded, job);
   std::optional<train::StepRates> other;
   if (loaded.deck.run.reproducible == deck::Reproducible::layout) {
-    deck::LoadedDeck plain =
-        bench_run("other", {"run.reproducible=\"run\"", "run.reproducible_tensor=1"});
+    deck::LoadedDeck plain = short_run(o, control, directory.path(), "other",
+                                       {"run.reproducible=\"run\"", "run.reproducible_tensor=1"});
     // In layout mode nothing is rounded to blocks, also where the deck leaves that open.
     setup::set_traffic(plain.deck, {.secondary = plain.deck.zero.secondary});
     other = rates_of(plain, job);
@@ -135,7 +140,7 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   if (control.rank() != 0) return;
   fmt::print("# {} x {}; fastest of {}; flop counted as 6 N + 6 L C T a token\n",
              count_text(job.mpi.size(), "rank"), count_text(threads, "thread"),
-             count_text(steps, "step"));
+             count_text(*loaded.deck.run.steps, "step"));
   print_row(product.name(), to_string(type), product.seconds(), product.gflops(), "GFLOP/s", 1);
   print_row("training step", loaded.deck.run.name, rates.best_step_s, rates.best_gflops, "GFLOP/s",
             rates.best_gflops / product.gflops());
