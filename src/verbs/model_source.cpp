@@ -57,33 +57,64 @@ std::optional<io::HeldCheckpoint> find_checkpoint(const fs::path& path) {
   return std::nullopt;
 }
 
+/// The model of a Hugging Face directory.
+static ModelSource open_directory(const fs::path& path, std::optional<DType> finite_as,
+                                  const std::string& weights) {
+  if (weights == optim::kEma) {
+    throw DataError(fmt::format("{} is a Hugging Face directory, which has no averaged weights",
+                                path.string()));
+  }
+  auto model = std::make_shared<io::HfModel>(io::HfModel::open(path));
+  const deck::Deck deck = deck_of(path);
+  const auto read = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
+    model->read(p.name, range.begin, out);
+  };
+  const auto place_of = [model](const model::ParamDesc& p, std::int64_t element) {
+    return model->place(p.name, element);
+  };
+  return {.deck = to_toml(deck),
+          .model = deck.model,
+          .task = deck.task,
+          .name = path.string(),
+          .parameters = checked(read, finite_as, place_of),
+          .tokenizer = data::tokenizer_of_directory(path),
+          .labels = data::labels_of_directory(*model),
+          .left_out = model->left_out(path.string()),
+          .is_hugging_face = true,
+          .codes = model->codes(),
+          .stored_type = model->stored_dtype()};
+}
+
+static ModelSource open_checkpoint(const fs::path& path, std::optional<DType> finite_as,
+                                   const std::string& weights) {
+  auto checkpoint = std::make_shared<io::Checkpoint>(io::Checkpoint::open(path));
+  const std::string& text = checkpoint->header().deck;
+  const deck::Deck deck = deck::parse_deck(text, path.string()).deck;
+  const auto units = model::model_units(setup::model_config(deck.model, deck.task));
+  if (weights == optim::kEma && !train::has_state(*checkpoint, units, weights))
+    throw train::no_averaged_weights(path);
+  const auto names = data::labels_of_checkpoint(path);
+  const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
+    checkpoint->read(p.name, train::weights_in(*checkpoint, p.name, weights), range, DType::f32,
+                     std::as_writable_bytes(out));
+  };
+  const auto place_of = [path](const model::ParamDesc& p, std::int64_t element) {
+    return fmt::format("{}: {}{}", path.string(), p.name, io::index_text(p.shape, element));
+  };
+  return {.deck = text,
+          .model = deck.model,
+          .task = deck.task,
+          .name = path.string(),
+          .parameters = checked(read, finite_as, place_of),
+          .tokenizer = data::tokenizer_of_checkpoint(path),
+          .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
+          .left_out = {},
+          .is_hugging_face = false};
+}
+
 ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
                        const std::string& weights) {
-  if (io::is_model_directory(path)) {
-    if (weights == optim::kEma) {
-      throw DataError(fmt::format("{} is a Hugging Face directory, which has no averaged weights",
-                                  path.string()));
-    }
-    auto model = std::make_shared<io::HfModel>(io::HfModel::open(path));
-    const deck::Deck deck = deck_of(path);
-    const auto read = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
-      model->read(p.name, range.begin, out);
-    };
-    const auto place_of = [model](const model::ParamDesc& p, std::int64_t element) {
-      return model->place(p.name, element);
-    };
-    return {.deck = to_toml(deck),
-            .model = deck.model,
-            .task = deck.task,
-            .name = path.string(),
-            .parameters = checked(read, finite_as, place_of),
-            .tokenizer = data::tokenizer_of_directory(path),
-            .labels = data::labels_of_directory(*model),
-            .left_out = model->left_out(path.string()),
-            .is_hugging_face = true,
-            .codes = model->codes(),
-            .stored_type = model->stored_dtype()};
-  }
+  if (io::is_model_directory(path)) return open_directory(path, finite_as, weights);
   const auto found = find_checkpoint(path);
   if (!found && !fs::exists(path)) {
     throw DataError(fmt::format(
@@ -95,29 +126,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
         "{} is no checkpoint, holds none, and is no Hugging Face directory (config.json)",
         path.string()));
   }
-  auto checkpoint = std::make_shared<io::Checkpoint>(io::Checkpoint::open(found->path));
-  const std::string& text = checkpoint->header().deck;
-  const deck::Deck deck = deck::parse_deck(text, found->path.string()).deck;
-  const auto units = model::model_units(setup::model_config(deck.model, deck.task));
-  if (weights == optim::kEma && !train::has_state(*checkpoint, units, weights))
-    throw train::no_averaged_weights(found->path);
-  const auto names = data::labels_of_checkpoint(found->path);
-  const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
-    checkpoint->read(p.name, train::weights_in(*checkpoint, p.name, weights), range, DType::f32,
-                     std::as_writable_bytes(out));
-  };
-  const auto place_of = [path = found->path](const model::ParamDesc& p, std::int64_t element) {
-    return fmt::format("{}: {}{}", path.string(), p.name, io::index_text(p.shape, element));
-  };
-  return {.deck = text,
-          .model = deck.model,
-          .task = deck.task,
-          .name = found->path.string(),
-          .parameters = checked(read, finite_as, place_of),
-          .tokenizer = data::tokenizer_of_checkpoint(found->path),
-          .labels = names ? std::optional(io::read_label_names(*names)) : std::nullopt,
-          .left_out = {},
-          .is_hugging_face = false};
+  return open_checkpoint(found->path, finite_as, weights);
 }
 
 train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {
