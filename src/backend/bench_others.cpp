@@ -357,12 +357,12 @@ class Others {
     row(ScoreGradient{.slopes = scores, .logits = outputs}, shape_text(outputs));
   }
 
-  void flat() {
+  /// What optimizers do with gradients x, for parameters.
+  void updates(const View& x, const View& parameters) {
     BenchMemory memory(tier_);
-    const std::int64_t n = options_.elements;
-    const View x = memory.floats(DType::f32, {n}), m = memory.floats(DType::f32, {n}),
-               v = memory.zeros(DType::f32, {n}), w = memory.floats(DType::f32, {n}),
-               narrow = memory.floats(type_, {n}),
+    const std::int64_t n = x.elements();
+    const View m = memory.floats(DType::f32, {n}), v = memory.zeros(DType::f32, {n}),
+               w = memory.floats(DType::f32, {n}),
                scalars = memory.filled({static_cast<std::int64_t>(StepScalar::count)}, 1e-3F),
                verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1),
                sums = memory.zeros(DType::i64, {kTensorWords}),
@@ -376,7 +376,7 @@ class Others {
                              .master = w,
                              .state = {m, v},
                              .direction = has_direction(pass) ? direction : View(),
-                             .parameter = makes_parameter ? narrow : View(),
+                             .parameter = makes_parameter ? parameters : View(),
                              .sums = has_sums(pass) ? sums : View(),
                              .scalars = scalars,
                              .verdict = verdict};
@@ -393,9 +393,16 @@ class Others {
     const std::int64_t side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(n)));
     const View matrix = direction.range(0, side * side).reshaped({side, side}),
                squares = memory.zeros(DType::i64, {kExactSumWords});
-    row(DivideByNorm{.x = direction, .squares = squares, .out = narrow}, shape_text(direction));
+    row(DivideByNorm{.x = direction, .squares = squares, .out = parameters}, shape_text(direction));
     row(SquarePolynomial{.x = matrix, .square = matrix, .out = matrix, .coefficients = {1, 0, 0}},
         shape_text(matrix));
+  }
+
+  void flat() {
+    BenchMemory memory(tier_);
+    const std::int64_t n = options_.elements;
+    const View x = memory.floats(DType::f32, {n}), narrow = memory.floats(type_, {n});
+    updates(x, narrow);
     row(ExactSum{.x = narrow, .accumulator = memory.zeros(DType::i64, {kExactSumWords})},
         shape_text(x));
     const View rows = memory.floats(DType::f32, {8, n / 8});
@@ -417,7 +424,8 @@ class Others {
         shape_text(rows));
     merged(rows.reshaped({1, 8, n / 8}));
     remembered(narrow.range(0, n / 8 * 8).reshaped({1, 8, n / 8}));
-    row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, shape_text(x));
+    row(Blend{.y = x, .out = memory.floats(DType::f32, {n}), .keep = 0.9F, .add = 0.1F},
+        shape_text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, shape_text(parts));
     const View travelled = memory.floats(DType::bf16, {4, n / 4});
