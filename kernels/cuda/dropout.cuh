@@ -6,14 +6,6 @@
 
 namespace tessera::kernels::cuda {
 
-__device__ __forceinline__ std::array<std::uint32_t, 4> random_block(RandomKey key,
-                                                                     std::uint64_t stream,
-                                                                     std::uint64_t block) {
-  return philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-                     static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
-                    key);
-}
-
 /// random_bits of V consecutive indices: four come from one block of Philox. Registers have no
 /// indices, so that a run which begins within a block is shifted by selecting.
 template <int V>

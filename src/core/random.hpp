@@ -48,12 +48,17 @@ constexpr RandomKey random_key(std::uint64_t seed, RandomPurpose purpose, std::u
   return {w[0], w[1]};
 }
 
-/// 32 random bits at `index` of the stream (`stream` is a sample index or a step).
-constexpr std::uint32_t random_bits(RandomKey key, std::uint64_t stream, std::uint64_t index) {
-  const std::uint64_t block = index / 4;
+/// Block number `block` of the stream (`stream` is a sample index or a step).
+constexpr std::array<std::uint32_t, 4> random_block(RandomKey key, std::uint64_t stream,
+                                                    std::uint64_t block) {
   return philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
-                    key)[index % 4];
+                    key);
+}
+
+/// 32 random bits at `index` of the stream.
+constexpr std::uint32_t random_bits(RandomKey key, std::uint64_t stream, std::uint64_t index) {
+  return random_block(key, stream, index / 4)[index % 4];
 }
 
 /// 16 random bits at `index` of the stream, of which a block of Philox has eight.
