@@ -55,6 +55,9 @@ struct Backend {
   std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
                                              const comm::GroupShape& shape, comm::Traffic traffic)>
       make_group;
+  /// Waits until groups that have been made are connected, where they connect at the same time; may
+  /// be absent. Throws CommError.
+  std::function<void()> connect;
   /// What people should know of how groups are carried, a line each; may be absent.
   std::function<std::vector<std::string>()> notes;
 };

@@ -240,11 +240,31 @@ TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
     most.push_back(config.maxCTAs);
   }
   constexpr int kAny = NCCL_CONFIG_UNDEF_INT;
-  EXPECT_EQ(most, (std::vector<int>{kAny, kAny, 1, 4, 4, 4}));  // an edge each
+  std::vector<int> want = {kAny, kAny, 1, 4, 4};
+  if (session().size() > 2) want.push_back(4);  // an edge each
+  EXPECT_EQ(most, want);
+}
+
+// Connecting takes seconds each.
+TEST_F(NcclGroups, ConnectAtTheSameTime) {
+  const auto one = make(Traffic::replicas), other = make(Traffic::words);
+  EXPECT_EQ(nccl_said().communicators, 2);
+  EXPECT_EQ(nccl_said().connecting, 2);
+  session_->connect();
+  EXPECT_EQ(nccl_said().connecting, 0);
+  session_->connect();
+  // A call waits for its own group.
+  const auto third = make(Traffic::collectives), fourth = make(Traffic::words);
+  std::int64_t word = 1;
+  finish_queued(third->start(
+      AllReduceWords{.words = View(reinterpret_cast<std::byte*>(&word), DType::i64, {1})}));
+  EXPECT_EQ(word, session().size());
+  EXPECT_EQ(nccl_said().connecting, 1);
 }
 
 TEST_F(NcclGroups, FindThatWhatIsQueuedWillNeverEnd) {
   const auto group = make(Traffic::collectives);
+  session_->connect();
   session_->throw_if_peer_is_gone();
   nccl_said().state = ncclRemoteError;
   nccl_said().why = "connection closed by peer 10.0.0.7";
@@ -462,6 +482,12 @@ TEST_F(NcclGroups, SayThatTheGpuIsFull) {
 
 TEST_F(NcclGroups, LookAtNoGroupThatHasEnded) {
   make(Traffic::collectives);
+  EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"}) << "it may never connect";
+  nccl_said().calls.clear();
+  {
+    const auto group = make(Traffic::collectives);
+    session_->connect();
+  }
   EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"destroy"});
   nccl_said().state = ncclRemoteError;
   session_->throw_if_peer_is_gone();
@@ -471,20 +497,22 @@ TEST_F(NcclGroups, LookAtNoGroupThatHasEnded) {
 TEST_F(NcclGroups, AreAbortedWhereAnErrorIsOnItsWay) {
   try {
     const auto group = make(Traffic::collectives);
+    session_->connect();
     throw CommError("a peer is gone");
   } catch (const CommError&) {
   }
   EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"});
 }
 
-// Of no group yet, so that nothing else ends them.
 TEST_F(NcclGroups, AbortCommunicatorsThatDoNotConnect) {
   for (const ncclResult_t state : {ncclRemoteError, ncclInProgress}) {
     nccl_said().state = state;
     nccl_said().calls.clear();
-    EXPECT_THROW(make_nccl_group(*session_, all_ranks(), shape(Carrier::nccl), Traffic::collectives,
-                                 queue_, *device_, 0.1),
-                 CommError);
+    {
+      const auto group = make_nccl_group(*session_, all_ranks(), shape(Carrier::nccl),
+                                         Traffic::collectives, queue_, *device_, 0.1);
+      EXPECT_THROW(session_->connect(), CommError);
+    }
     EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"});
     EXPECT_EQ(nccl_said().communicators, 0);
   }
@@ -492,6 +520,7 @@ TEST_F(NcclGroups, AbortCommunicatorsThatDoNotConnect) {
 
 TEST_F(NcclGroups, CloseNcclsGroupAfterARefusedCall) {
   const auto group = make(Traffic::words);
+  session_->connect();
   std::int64_t word = 1;
   const AllReduceWords sum{.words = View(reinterpret_cast<std::byte*>(&word), DType::i64, {1})};
   nccl_said().state = ncclInvalidArgument;

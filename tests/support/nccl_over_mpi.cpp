@@ -111,7 +111,7 @@ ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, nccl
   Id name{};
   std::memcpy(&name, &id, sizeof name);
   *comm = new ncclComm{.mpi = communicator_of(name, size, rank), .unsettled = 2};
-  ++nccl_said().communicators;
+  ++nccl_said().communicators, ++nccl_said().connecting;
   std::array<int, 2> ends = {nccl_said().node, -nccl_said().node};
   MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, ends.data(), 2, MPI_INT, MPI_MAX, (*comm)->mpi));
   (*comm)->network = ends[0] != -ends[1];
@@ -120,7 +120,12 @@ ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, nccl
 }
 
 ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
-  *state = comm->unsettled-- > 0 ? ncclInProgress : nccl_said().state;
+  if (comm->unsettled > 0) {
+    if (--comm->unsettled == 0) --nccl_said().connecting;
+    *state = ncclInProgress;
+  } else {
+    *state = nccl_said().state;
+  }
   return ncclSuccess;
 }
 
@@ -134,6 +139,7 @@ ncclResult_t destroy(ncclComm_t comm) {
 ncclResult_t abort(ncclComm_t comm) {
   said("abort");
   --nccl_said().communicators;
+  if (comm->unsettled > 0) --nccl_said().connecting;
   delete comm;  // its MPI communicator is lost: freeing it would wait for the others
   return ncclSuccess;
 }

@@ -26,6 +26,7 @@ struct NcclSaid {
   int open_groups = 0;                // of calls, one within another
   int groups = 0;                     // of calls, that have ended
   int communicators = 0;              // neither destroyed nor aborted
+  int connecting = 0;                 // of these in the background still, as far as was asked
   int version = NCCL_VERSION_CODE;    // that it pretends to be
   int node = 0;                       // that this rank pretends to be on
 };

@@ -245,7 +245,10 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
                                                         comm::Traffic traffic) {
     return comm::make_nccl_group(*nccl, members, shape, traffic, *queue, *device);
   };
-  if (nccl) b.notes = [nccl] { return nccl->notes(); };
+  if (nccl) {
+    b.connect = [nccl] { nccl->connect(); };
+    b.notes = [nccl] { return nccl->notes(); };
+  }
   return b;
 }
 

@@ -12,13 +12,13 @@ namespace tessera::comm {
 
 Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank,
                            int size, Traffic traffic, double patience)
-    : nccl_(std::move(nccl)), traffic_(traffic) {
+    : nccl_(std::move(nccl)), traffic_(traffic), patience_(patience), made_(SteadyClock::now()) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // so that we can stop waiting
+  config.blocking = 0;  // so that others can connect meanwhile, and we can stop waiting
   if (const auto most = most_blocks(traffic)) config.maxCTAs = *most;
   try {
-    settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
-           patience);
+    nccl_->check(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config),
+                 "ncclCommInitRankConfig");
   } catch (...) {
     if (comm_ != nullptr) nccl_->ncclCommAbort(comm_);
     throw;
@@ -28,20 +28,27 @@ Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId&
 Communicator::~Communicator() {
   if (comm_ == nullptr) return;
   // What others have not joined would keep destruction waiting.
-  std::uncaught_exceptions() > 0 ? nccl_->ncclCommAbort(comm_) : nccl_->ncclCommDestroy(comm_);
+  const bool waits = std::uncaught_exceptions() > 0 || !connected_;
+  waits ? nccl_->ncclCommAbort(comm_) : nccl_->ncclCommDestroy(comm_);
 }
 
-void Communicator::settle(ncclResult_t code, const char* call, double patience) const {
-  const auto begin = SteadyClock::now();
+void Communicator::connect() {
+  if (connected_) return;
+  settle(ncclInProgress, "ncclCommInitRankConfig");
+  connected_ = true;
+}
+
+void Communicator::settle(ncclResult_t code, const char* call) const {
+  const auto begin = connected_ ? SteadyClock::now() : made_;
   while (code == ncclInProgress) {
-    if (seconds_since(begin) > patience) {
+    if (seconds_since(begin) > patience_) {
       throw CommError(fmt::format(
           "{}: GPUs have not connected within {:.0f} s: see that the nodes reach each other "
           "(NCCL_SOCKET_IFNAME names the network), NCCL_DEBUG=INFO tells more",
-          call, patience));
+          call, patience_));
     }
     // Queuing takes microseconds, connecting seconds.
-    if (SteadyClock::now() - begin < std::chrono::milliseconds(5)) {
+    if (connected_ && SteadyClock::now() - begin < std::chrono::milliseconds(5)) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

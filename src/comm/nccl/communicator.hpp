@@ -1,6 +1,7 @@
 // One NCCL communicator.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "comm/group.hpp"
@@ -8,21 +9,24 @@
 
 namespace tessera::comm {
 
-/// A communicator that is connected, or the error that says why it could not be.
+/// A communicator, which connects in the background: those that are made one after another do so at
+/// the same time.
 class Communicator {
  public:
-  /// Collective over the communicator's ranks. Throws CommError, also where they have not
-  /// connected within `patience` seconds.
+  /// Collective over the communicator's ranks. Throws CommError.
   Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank, int size,
                Traffic traffic, double patience);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  /// Waits until it is connected; before anything else is asked of it. Throws CommError, also where
+  /// ranks have not connected within `patience` seconds since it was made.
+  void connect();
   ncclComm_t get() const { return comm_; }
 
   /// Waits until a call that goes on in the background has come to its end.
-  void settle(ncclResult_t code, const char* call, double patience) const;
+  void settle(ncclResult_t code, const char* call) const;
   /// Throws CommError if a peer is gone or a link is broken: what is queued would never end.
   void throw_if_peer_is_gone() const;
 
@@ -38,7 +42,10 @@ class Communicator {
  private:
   std::shared_ptr<const Nccl> nccl_;
   Traffic traffic_;
+  double patience_;
+  std::chrono::steady_clock::time_point made_;
   ncclComm_t comm_ = nullptr;
+  bool connected_ = false;
 };
 
 }  // namespace tessera::comm

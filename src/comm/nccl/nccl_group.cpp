@@ -47,14 +47,13 @@ class NcclGroup : public Group {
   /// `communicators`: one for collectives; messages use that of their edge.
   NcclGroup(std::shared_ptr<const Nccl> nccl,
             std::vector<std::shared_ptr<Communicator>> communicators, const GroupShape& shape,
-            std::int64_t rank, const CudaQueue& queue, kernels::Device& device, double patience)
+            std::int64_t rank, const CudaQueue& queue, kernels::Device& device)
       : nccl_(std::move(nccl)),
         communicators_(std::move(communicators)),
         shape_(shape),
         rank_(rank),
         queue_(queue),
-        device_(device),
-        patience_(patience) {}
+        device_(device) {}
 
   std::int64_t rank() const override { return rank_; }
   const GroupShape& shape() const override { return shape_; }
@@ -70,6 +69,8 @@ class NcclGroup : public Group {
   static std::size_t edge(std::int64_t sender, std::int64_t size) {
     return sender + 1 == size ? 2 : static_cast<std::size_t>(sender % 2);
   }
+  /// Of two stages one sends on edge 0, the other on the last.
+  static bool has_edge(std::size_t e, std::int64_t size) { return e != 1 || size > 2; }
 
  private:
   ncclComm_t comm(std::size_t edge = 0) const { return communicators_[edge]->get(); }
@@ -77,6 +78,7 @@ class NcclGroup : public Group {
   /// Queues the calls of `f` as one NCCL group call.
   template <typename F>
   void together(F&& f, std::size_t edge = 0) {
+    communicators_[edge]->connect();
     NCCL_TRY(ncclGroupStart());
     try {
       f();
@@ -84,8 +86,9 @@ class NcclGroup : public Group {
       nccl_->ncclGroupEnd();  // of what was queued until then; the error on its way says more
       throw;
     }
-    communicators_[edge]->settle(nccl_->ncclGroupEnd(), "ncclGroupEnd", patience_);
-    for (const auto& c : communicators_) c->throw_if_peer_is_gone();
+    communicators_[edge]->settle(nccl_->ncclGroupEnd(), "ncclGroupEnd");
+    for (const auto& c : communicators_)
+      if (c) c->throw_if_peer_is_gone();
   }
 
   void queue(const AllGather& c) {
@@ -314,7 +317,6 @@ class NcclGroup : public Group {
   std::int64_t rank_;
   const CudaQueue& queue_;
   kernels::Device& device_;
-  double patience_;
 };
 
 }  // namespace
@@ -331,17 +333,18 @@ std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int
   const std::size_t count = traffic == Traffic::messages ? NcclGroup::kEdges : 1;
   for (std::size_t e = 0; e < count; ++e) {
     ncclUniqueId id{};
-    if (!members.empty() && mine == 0) nccl->check(nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
+    const bool needed = !members.empty() && NcclGroup::has_edge(e, shape.size);
+    if (needed && mine == 0) nccl->check(nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
     const auto ids = exchange_ids(id);
-    if (members.empty()) continue;
-    communicators.push_back(std::make_shared<Communicator>(
-        nccl, ids[static_cast<std::size_t>(members.front())], static_cast<int>(mine),
-        static_cast<int>(members.size()), traffic, patience));
-    session.add(communicators.back(), reach_of(shape));
+    auto& made = communicators.emplace_back();
+    if (!needed) continue;
+    made = std::make_shared<Communicator>(nccl, ids[static_cast<std::size_t>(members.front())],
+                                          static_cast<int>(mine), static_cast<int>(members.size()),
+                                          traffic, patience);
+    session.add(made, reach_of(shape));
   }
   if (members.empty()) return nullptr;
-  return std::make_unique<NcclGroup>(nccl, std::move(communicators), shape, mine, queue, device,
-                                     patience);
+  return std::make_unique<NcclGroup>(nccl, std::move(communicators), shape, mine, queue, device);
 }
 
 }  // namespace tessera::comm

@@ -12,9 +12,10 @@
 
 namespace tessera::comm {
 
-/// Makes a group as make_mpi_group does, of ranks that each have a GPU, the one that is current.
-/// Calls are queued on `queue`'s stream; `device` converts and adds. Throws CommError, also where
-/// ranks cannot connect within `patience` seconds.
+/// Makes a group as make_mpi_group does, of ranks that each have a GPU, the one that is current. It
+/// connects in the background, beside others that are made (NcclSession::connect); its first call
+/// waits for that, and throws CommError where ranks cannot connect within `patience` seconds. Calls
+/// are queued on `queue`'s stream; `device` converts and adds. Throws CommError.
 std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int> members,
                                        const GroupShape& shape, Traffic traffic,
                                        const CudaQueue& queue, kernels::Device& device,

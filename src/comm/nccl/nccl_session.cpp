@@ -47,9 +47,9 @@ NcclSession::NcclSession(std::shared_ptr<const Nccl> nccl, int driver)
   // collectives use, wherever that is on other ranks.
   setenv("NCCL_GRAPH_REGISTER", "0", 1);
   nccl_->check(nccl_->ncclGetVersion(&version_), "ncclGetVersion");
-  // A step ends before the next is queued or launched, so no graph is under way beside another one
-  // or beside collectives that are in none: NCCL need not order them, which takes time and has
-  // stopped launches for ever.
+  // The graphs of a step follow one another on one stream, and it ends before the next is queued or
+  // launched, so no graph is under way beside another one or beside collectives that are in none:
+  // NCCL need not order them, which takes time and has stopped launches for ever.
   if (version_ < kKnowsHowGraphsAreUsed) setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
   if (version_ < kKeepsOrder) {
     throw DeviceError(fmt::format(
@@ -76,7 +76,14 @@ std::vector<std::string> NcclSession::notes() const {
   return all;
 }
 
+void NcclSession::connect() {
+  for (const Member& member : all_) {
+    if (const auto one = member.communicator.lock()) one->connect();
+  }
+}
+
 std::byte* NcclSession::allocate(std::int64_t bytes) {
+  connect();
   void* memory = nullptr;
   const auto what = fmt::format("ncclMemAlloc of {:.2f} GiB", static_cast<double>(bytes) / 0x1p30);
   nccl_->check(nccl_->ncclMemAlloc(&memory, static_cast<std::size_t>(bytes)), what.c_str());

@@ -35,6 +35,9 @@ class NcclSession {
   std::byte* allocate(std::int64_t bytes);
   void release(std::byte* base);
 
+  /// Waits until all communicators are connected. Throws CommError.
+  void connect();
+
   /// Adds a communicator, which is one of the session's until it ends.
   void add(const std::shared_ptr<Communicator>& communicator, Reach reach);
 

@@ -45,6 +45,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   place_ = inputs_.layout.mesh.place_of(mpi.rank());
   device_memory_before_ = tier().device_memory().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
+  if (backend_.connect) backend_.connect();
   start_times_.ended(StartStage::groups);
   make_plans(shapes);
   start_times_.ended(StartStage::plans);
