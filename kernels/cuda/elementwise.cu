@@ -18,6 +18,10 @@ void run(const Fill& a, const Context& context) {
 
 void run(const TakeRow& a, const Context& context) {
   check(a);
+  for (const View& v : {a.x, a.out}) {
+    TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(v.data) % kRowAlignment == 0,
+                  "take_row at no multiple of {} bytes", kRowAlignment);
+  }
   launch(on(context, a.kName, 1, kTakeRowThreads), take_row_kernel,
          reinterpret_cast<const uint4*>(a.x.data), a.x.rows(), a.next.as<std::int64_t>(),
          reinterpret_cast<uint4*>(a.out.data), a.x.cols() / kRowAlignment);

@@ -198,7 +198,7 @@ std::vector<plan::ArenaBytes> largest_arenas(const plan::PlanInputs& inputs,
   for (const MeshPlace& place : plan::largest_places(inputs)) {
     plan::ArenaBytes most{};
     for (const plan::PlanShape& shape : largest)
-      most = plan::most_of(most, plan::unordered_plan(inputs, shape, place).arena_bytes);
+      most = plan::most_of(most, plan::placed_plan(inputs, shape, place).arena_bytes);
     all.push_back(most);
   }
   return all;

@@ -536,14 +536,19 @@ class Verbs(RunTest):
         said = r"(?m)^the plan of a step of (\d+) micro-batches: (\d+) visits of units, (\S+) operations, " \
                r"(\S+ .iB) of the host's memory a rank, about (\S+) s to make and prove"
 
-        def check(micro_batches):
+        def check(micro_batches, *options):
             return self.run_ok("check", deck, "--ranks", 1, "--set",
-                               f"batch.global={micro_batches}", "--set", "batch.micro=1")
+                               f"batch.global={micro_batches}", "--set", "batch.micro=1", *options)
 
         self.assertNotRegex(check(64), said)
+        # Micro-batches repeat: of each more there is one operation, which loads it.
         short, long = (re.search(said, check(n)) for n in (128, 512))
         self.assertEqual((short[1], long[1]), ("128", "512"))
         self.assertEqual(int(long[2]), 4 * int(short[2]))
+        self.assertEqual(float(long[3]) - float(short[3]), 512 - 128)
+        # In layout mode all of them are there.
+        options = "--set", "run.reproducible=layout"
+        short, long = (re.search(said, check(n, *options)) for n in (128, 512))
         self.assertAlmostEqual(float(long[3]) / float(short[3]), 4, delta=0.2)
 
     def test_a_search_finds_the_fastest_layout(self):

@@ -70,4 +70,13 @@ std::vector<Life> buffer_lives(const Plan& plan) {
   return all;
 }
 
+std::vector<OpId> births(const Plan& plan) {
+  std::vector<OpId> born(plan.buffers.size(), -1);
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    for (const BufferUse& use : uses_of(plan.ops[i]))
+      if (OpId& first = at(born, use.buffer); first < 0) first = static_cast<OpId>(i);
+  }
+  return born;
+}
+
 }  // namespace tessera::plan

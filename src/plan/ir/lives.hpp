@@ -15,4 +15,7 @@ struct Life {
 };
 std::vector<Life> buffer_lives(const Plan& plan);
 
+/// By buffer, the first op that uses it; -1: none does.
+std::vector<OpId> births(const Plan& plan);
+
 }  // namespace tessera::plan

@@ -64,6 +64,9 @@ std::uint64_t plan_hash(const Plan& plan) {
       .add(plan.shape.slots)
       .add(plan.shape.room)
       .add(plan.shape.pages);
+  // What data ranks exchange lies at the same places, which depend on what repeats.
+  hash.add(plan.scheduled);
+  if (plan.repeat) hash.add(plan.repeat->micro_batches).add(plan.repeat->times);
   const std::int64_t runs = runs_of(plan);
   for (std::int64_t i = 0; i < runs; ++i) {
     const OpRun run = run_at(plan, i);

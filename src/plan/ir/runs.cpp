@@ -1,6 +1,9 @@
 #include "plan/ir/runs.hpp"
 
+#include <algorithm>
 #include <map>
+
+#include "plan/ir/lives.hpp"
 
 namespace tessera::plan {
 
@@ -58,7 +61,7 @@ std::int64_t number_of(const Plan& plan, const OpRun& run) {
 }
 
 std::int64_t awaited(const Plan& plan, const OpRun& run, OpId op) {
-  return moves(plan, op) ? number_of(plan, {op, run.before}) : op;
+  return counts_with_runs(plan, op) ? number_of(plan, {op, run.before}) : op;
 }
 
 std::int32_t micro_batch_of(const Plan& plan, const OpRun& run) {
@@ -74,11 +77,7 @@ class Copies {
  public:
   explicit Copies(Plan& plan) : plan_(plan) {
     const Repeat& repeat = *plan.repeat;
-    std::vector<OpId> born(plan.buffers.size(), -1);
-    for (OpId i = 0; i < repeat.end(); ++i) {
-      for (const BufferUse& use : uses_of(plan.op(i)))
-        if (OpId& first = at(born, use.buffer); first < 0) first = i;
-    }
+    const std::vector<OpId> born = births(plan);
     const auto is_born_in = [&](BufferId id, OpId begin) {
       return !plan.buffer(id).persistent && at(born, id) >= begin &&
              at(born, id) < begin + repeat.ops;
@@ -102,7 +101,8 @@ class Copies {
     if (turns == in_turn_.end()) return id;
     while (std::ssize(turns->second) <= before) {
       turns->second.push_back(static_cast<BufferId>(plan_.buffers.size()));
-      plan_.buffers.push_back(Buffer(plan_.buffer(id)));
+      const Buffer copy = plan_.buffer(id);  // of what push_back may move
+      plan_.buffers.push_back(copy);
     }
     return at(turns->second, before);
   }

@@ -21,7 +21,7 @@ bool repeats(const Plan& plan, const Repeat& repeat, OpId op);
 /// One run of an op.
 struct OpRun {
   OpId op = 0;
-  /// How often the part that runs again has run before: of ops behind it, before it ran last.
+  /// How often the part that runs again has run before; times - 1 of ops that stand behind it.
   std::int64_t before = 0;
 };
 OpRun run_at(const Plan& plan, std::int64_t number);
@@ -29,8 +29,8 @@ std::int64_t number_of(const Plan& plan, const OpRun& run);
 
 /// Whether a run that waits for this op means its run after as many others (OpRun::before), not its
 /// first.
-inline bool moves(const Plan& plan, OpId awaited) {
-  return plan.repeat && awaited >= plan.repeat->first;
+inline bool counts_with_runs(const Plan& plan, OpId op) {
+  return plan.repeat && op >= plan.repeat->first;
 }
 /// Which run is meant where a run waits for an op.
 std::int64_t awaited(const Plan& plan, const OpRun& run, OpId op);

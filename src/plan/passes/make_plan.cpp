@@ -98,7 +98,7 @@ bool is_too_long(const PlanInputs& in, const PlanShape& shape) {
 
 namespace {
 
-/// All passes but the last, for so many of the step's micro-batches.
+/// A plan for so many of the step's micro-batches, whose buffers have no places yet.
 Plan plan_of(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place,
              std::int64_t micro_batches) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
@@ -119,7 +119,6 @@ Plan plan_of(const PlanInputs& in, const PlanShape& shape, const MeshPlace& plac
   fetch_on_demand(plan, in);
   load_batches(plan, batches);
   add_scratch(plan, *in.device);
-  place_buffers(plan);
   return plan;
 }
 
@@ -130,45 +129,45 @@ std::optional<Plan> repeated_plan(const PlanInputs& in, const PlanShape& shape,
   if (!first) return std::nullopt;
   const auto some = [&](std::int64_t micro_batches) {
     Plan plan = plan_of(in, shape, place, micro_batches);
-    place_buffers(plan, counterparts(plan));
+    place_buffers(plan, counterparts(plan, least_repeated(in)));
     place_waits(plan);
     return plan;
   };
-  // Buffers of long ones may take longer to find the places where they stay.
-  for (std::int64_t few = *first; few < shape.micro_batches; few *= 2) {
-    Plan plan = some(few);
-    std::optional<Repeat> repeat = find_repeat(plan);
-    if (!repeat) continue;
-    const std::int64_t all = shape.micro_batches;
-    if (const std::int64_t more = (all - few) % repeat->micro_batches; more > 0) {
-      plan = some(few + more);
-      repeat = find_repeat(plan, repeat->micro_batches);
-      if (!repeat) continue;
-    }
-    repeat->times = 1 + (all - plan.scheduled) / repeat->micro_batches;
-    if (!goes_on_alike(in, plan, *repeat)) continue;
-    plan.repeat = repeat;
-    return plan;
+  Plan plan = some(*first);
+  std::optional<Repeat> repeat = find_repeat(plan, least_repeated(in), *first / 2);
+  if (!repeat) return std::nullopt;
+  const std::int64_t all = shape.micro_batches, each = repeat->micro_batches;
+  if (const std::int64_t more = (all - *first) % each; more > 0) {
+    plan = some(*first + more);
+    repeat = find_repeat(plan, each, each);
+    if (!repeat) return std::nullopt;
   }
-  return std::nullopt;
+  repeat->times = 1 + (all - plan.scheduled) / each;
+  if (!goes_on_alike(in, plan, *repeat)) return std::nullopt;
+  plan.repeat = repeat;
+  return plan;
 }
 
 }  // namespace
 
-Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+Plan whole_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   if (is_too_long(in, shape)) throw too_long(shape);
-  return plan_of(in, shape, place, shape.micro_batches);
+  Plan plan = plan_of(in, shape, place, shape.micro_batches);
+  place_buffers(plan);
+  return plan;
+}
+
+Plan placed_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+  if (is_too_long(in, shape)) throw too_long(shape);
+  std::optional<Plan> repeated = repeated_plan(in, shape, place);
+  return repeated ? *std::move(repeated) : whole_plan(in, shape, place);
 }
 
 Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
-  if (is_too_long(in, shape)) throw too_long(shape);
-  std::optional<Plan> plan = repeated_plan(in, shape, place);
-  if (!plan) {
-    plan = unordered_plan(in, shape, place);
-    place_waits(*plan);
-  }
-  check(*plan);
-  return *std::move(plan);
+  Plan plan = placed_plan(in, shape, place);
+  if (!plan.repeat) place_waits(plan);
+  check(plan);
+  return plan;
 }
 
 }  // namespace tessera::plan

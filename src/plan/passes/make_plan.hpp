@@ -13,8 +13,11 @@ Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace
 std::int64_t visits_of(const PlanInputs& inputs, const PlanShape& shape);
 /// Whether a step has too many micro-batches for one plan: making it throws DeckError.
 bool is_too_long(const PlanInputs& inputs, const PlanShape& shape);
-/// The same without the last pass, place_waits, and without check(): for those who compare many
-/// plans and run none, and want to know what kernels and memory they need.
-Plan unordered_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
+/// The same without check(), and without waits but where micro-batches repeat: for those who want
+/// to know what memory it needs.
+Plan placed_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
+/// The plan in which all micro-batches are, without waits and check(): for those who compare many
+/// plans of few micro-batches and run none.
+Plan whole_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
 
 }  // namespace tessera::plan

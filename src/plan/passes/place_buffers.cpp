@@ -1,121 +1,159 @@
 #include "plan/passes/place_buffers.hpp"
 
 #include <algorithm>
-#include <map>
-#include <set>
+#include <limits>
+#include <utility>
 
 #include "plan/ir/lives.hpp"
 
 namespace tessera::plan {
 namespace {
 
-/// Allocates ranges of an arena that grows as needed: takes the smallest hole that is large enough,
-/// and joins neighbouring holes.
-class FreeList {
+std::int64_t rounded(const Plan& plan, const Buffer& buffer) {
+  return round_up(buffer.bytes, plan.alignment);
+}
+/// Whether it lives within a step, at all.
+bool is_placed(const Buffer& buffer, const Life& life) {
+  return !buffer.persistent && life.end >= 0;
+}
+
+/// Buffers that lie in one place, one after another.
+struct Place {
+  std::int64_t bytes = 0, offset = 0, number = 0;
+  Location location = Location::device;
+  std::vector<Life> lives;  // in their order
+  std::vector<std::size_t> buffers;
+
+  bool meets(const Place& other) const {
+    for (std::size_t i = 0, k = 0; i < lives.size() && k < other.lives.size();) {
+      const Life &mine = lives[i], &theirs = other.lives[k];
+      if (mine.end < theirs.begin) {
+        ++i;
+      } else if (theirs.end < mine.begin) {
+        ++k;
+      } else {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+std::vector<Place> places_of(const Plan& plan, const std::vector<Life>& life,
+                             const std::vector<BufferId>& like) {
+  std::vector<std::size_t> in_order;
+  for (std::size_t b = 0; b < plan.buffers.size(); ++b)
+    if (is_placed(plan.buffers[b], life[b])) in_order.push_back(b);
+  std::ranges::stable_sort(in_order, {}, [&](std::size_t b) { return life[b].begin; });
+  constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  std::vector<std::size_t> place_of(plan.buffers.size(), kNone);
+  std::vector<Place> places;
+  for (const std::size_t b : in_order) {
+    const Buffer& buffer = plan.buffers[b];
+    std::size_t& own = place_of[b];
+    if (!like.empty() && like[b] >= 0) own = at(place_of, like[b]);
+    const bool fits = own != kNone && places[own].location == buffer.location &&
+                      places[own].bytes == rounded(plan, buffer) &&
+                      places[own].lives.back().end < life[b].begin;
+    if (!fits) {
+      own = places.size();
+      places.push_back({.bytes = rounded(plan, buffer), .location = buffer.location});
+    }
+    places[own].lives.push_back(life[b]);
+    places[own].buffers.push_back(b);
+  }
+  return places;
+}
+
+/// The smallest range that is large enough between those that are taken, or the first behind them.
+std::int64_t offset_between(std::vector<Range> taken, std::int64_t bytes) {
+  std::ranges::sort(taken, {}, &Range::begin);
+  std::int64_t end = 0, best = -1, room = std::numeric_limits<std::int64_t>::max();
+  for (const Range& r : taken) {
+    const std::int64_t hole = r.begin - end;
+    if (hole >= bytes && hole < room) best = end, room = hole;
+    end = std::max(end, r.end);
+  }
+  return best >= 0 ? best : end;
+}
+
+/// Ranges that are taken while a place's buffers live.
+class Taken {
  public:
-  std::int64_t take(std::int64_t bytes) {
-    const auto best = by_size_.lower_bound({bytes, 0});
-    if (best == by_size_.end()) {
-      // Nothing fits: grow, starting in the last hole if it touches the end.
-      std::int64_t offset = end_;
-      if (!free_.empty()) {
-        const auto last = std::prev(free_.end());
-        if (last->first + last->second == end_) offset = remove(last).first;
-      }
-      end_ = offset + bytes;
-      return offset;
+  Taken(std::size_t ops, std::size_t places)
+      : living_(ops / kOpsTogether + 1), born_(living_.size()), seen_(places) {}
+
+  void add(const Place& place) {
+    for (const Life& life : place.lives) {
+      at(born_, life.begin / kOpsTogether).push_back(&place);
+      for (std::int64_t t = life.begin / kOpsTogether; t <= life.end / kOpsTogether; ++t)
+        at(living_, t).push_back(&place);
     }
-    const auto [offset, size] = remove(free_.find(best->second));
-    if (size > bytes) add(offset + bytes, size - bytes);
-    return offset;
   }
-  /// Whether the range was free, and is taken now.
-  bool take_at(std::int64_t offset, std::int64_t bytes) {
-    auto hole = free_.upper_bound(offset);
-    if (hole == free_.begin()) return false;
-    hole = std::prev(hole);
-    const std::int64_t end = hole->first + hole->second;
-    if (offset + bytes > end) return false;
-    const std::int64_t begin = remove(hole).first;
-    if (begin < offset) add(begin, offset - begin);
-    if (offset + bytes < end) add(offset + bytes, end - offset - bytes);
-    return true;
-  }
-  void give(std::int64_t offset, std::int64_t bytes) {
-    const auto next = free_.lower_bound(offset);
-    if (next != free_.begin()) {
-      const auto previous = std::prev(next);
-      if (previous->first + previous->second == offset) {
-        offset = previous->first;
-        bytes += remove(previous).second;
+  /// What lives with a buffer lives where it begins, or begins later.
+  std::vector<Range> beside(const Place& place) {
+    std::vector<Range> ranges;
+    ++asked_;
+    const auto look = [&](const std::vector<const Place*>& there) {
+      for (const Place* other : there) {
+        if (std::exchange(at(seen_, other->number), asked_) == asked_) continue;
+        if (other->location == place.location && place.meets(*other))
+          ranges.push_back({other->offset, other->offset + other->bytes});
       }
+    };
+    for (const Life& life : place.lives) {
+      look(at(living_, life.begin / kOpsTogether));
+      for (std::int64_t t = life.begin / kOpsTogether + 1; t <= life.end / kOpsTogether; ++t)
+        look(at(born_, t));
     }
-    if (next != free_.end() && offset + bytes == next->first) bytes += remove(next).second;
-    add(offset, bytes);
+    return ranges;
   }
-  std::int64_t end() const { return end_; }
 
  private:
-  using Holes = std::map<std::int64_t, std::int64_t>;  // offset -> bytes
-  void add(std::int64_t offset, std::int64_t bytes) {
-    free_[offset] = bytes;
-    by_size_.insert({bytes, offset});
-  }
-  std::pair<std::int64_t, std::int64_t> remove(Holes::iterator hole) {
-    const auto [offset, bytes] = *hole;
-    by_size_.erase({bytes, offset});
-    free_.erase(hole);
-    return {offset, bytes};
-  }
-  Holes free_;
-  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // {bytes, offset} of the same
-  std::int64_t end_ = 0;
+  static constexpr std::int64_t kOpsTogether = 16;
+  std::vector<std::vector<const Place*>> living_, born_;  // by time, in so many ops
+  std::vector<std::int64_t> seen_;                        // by place, when it was seen last
+  std::int64_t asked_ = 0;
 };
+
+/// The largest come first, so that small ones fill what is left (greedy by size: Pisarchyk and Lee
+/// 2020, Efficient Memory Management for Deep Neural Net Inference, section 5).
+PerLocation<std::int64_t> place_by_size(Plan& plan, const std::vector<Life>& life,
+                                        const std::vector<BufferId>& like) {
+  std::vector<Place> places = places_of(plan, life, like);
+  std::ranges::stable_sort(places, std::ranges::greater(), &Place::bytes);
+  PerLocation<std::int64_t> ends{};
+  Taken taken(plan.ops.size(), places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    Place& place = places[i];
+    place.number = static_cast<std::int64_t>(i);
+    place.offset = offset_between(taken.beside(place), place.bytes);
+    taken.add(place);
+    std::int64_t& end = ends[place.location];
+    end = std::max(end, place.offset + place.bytes);
+    for (const std::size_t b : place.buffers) plan.buffers[b].offset = place.offset;
+  }
+  return ends;
+}
 
 }  // namespace
 
 void place_buffers(Plan& plan, const std::vector<BufferId>& like) {
   const std::vector<Life> life = buffer_lives(plan);
-  const auto rounded = [&](const Buffer& b) { return round_up(b.bytes, plan.alignment); };
   ArenaBytes end{};  // of each arena, what persists first
-  std::vector<std::vector<std::size_t>> born(plan.ops.size()), dead(plan.ops.size());
-  for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
-    Buffer& buffer = plan.buffers[b];
-    if (buffer.persistent) {
-      std::int64_t& arena_end = end[arena_of(buffer)];
-      buffer.offset = arena_end;
-      arena_end += rounded(buffer);
-    } else if (life[b].end >= 0) {
-      at(born, life[b].begin).push_back(b);
-      at(dead, life[b].end).push_back(b);
-    }
+  for (Buffer& buffer : plan.buffers) {
+    if (!buffer.persistent) continue;
+    std::int64_t& arena_end = end[arena_of(buffer)];
+    buffer.offset = arena_end;
+    arena_end += rounded(plan, buffer);
   }
-  PerLocation<FreeList> free;
-  const auto free_of = [&](std::size_t b) -> FreeList& { return free[plan.buffers[b].location]; };
-  const auto place = [&](std::size_t b) {
-    const std::int64_t bytes = rounded(plan.buffers[b]);
-    for (BufferId other = like.empty() ? -1 : like[b]; other >= 0; other = at(like, other)) {
-      const Buffer& there = plan.buffer(other);
-      if (there.location == plan.buffers[b].location && rounded(there) == bytes &&
-          there.offset >= 0 && free_of(b).take_at(there.offset, bytes))
-        return there.offset;
-    }
-    return free_of(b).take(bytes);
-  };
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    // Large ones first, so that small ones fill what is left.
-    std::stable_sort(born[i].begin(), born[i].end(), [&](std::size_t a, std::size_t b) {
-      return plan.buffers[a].bytes > plan.buffers[b].bytes;
-    });
-    for (std::size_t b : born[i]) plan.buffers[b].offset = place(b);
-    for (std::size_t b : dead[i]) free_of(b).give(plan.buffers[b].offset, rounded(plan.buffers[b]));
-  }
+  const PerLocation<std::int64_t> ends = place_by_size(plan, life, like);
   // Where an arena has both, what lives within a step comes after what persists.
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     Buffer& buffer = plan.buffers[b];
-    if (!buffer.persistent && life[b].end >= 0) buffer.offset += end[arena_of(buffer)];
+    if (is_placed(buffer, life[b])) buffer.offset += end[arena_of(buffer)];
   }
-  for (const LocationRow& row : kLocationRows) end[row.step] += free[row.location].end();
+  for (const LocationRow& row : kLocationRows) end[row.step] += ends[row.location];
   plan.arena_bytes = end;
 }
 

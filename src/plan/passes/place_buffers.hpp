@@ -9,9 +9,9 @@
 namespace tessera::plan {
 
 /// Sets Buffer::offset and Plan::arena_bytes. Persistent buffers lie one after another. The others,
-/// in the order of their first use, each take the smallest free range that is large enough. `like`:
-/// by buffer, an earlier one whose range it takes if that is free, else that of the one which that
-/// one is like, and so on; -1: none. Empty: of none.
+/// the largest first, each take the smallest range that is large enough and free as long as they
+/// live. `like`: by buffer, an earlier one of its size in whose range it lies, unless they live at
+/// the same time; -1: none. Empty: of none.
 void place_buffers(Plan& plan, const std::vector<BufferId>& like = {});
 
 }  // namespace tessera::plan

@@ -1,5 +1,8 @@
 #include "plan/passes/repeat.hpp"
 
+#include <algorithm>
+
+#include "plan/ir/lives.hpp"
 #include "plan/ir/runs.hpp"
 #include "plan/passes/pipeline.hpp"
 #include "plan/passes/weave.hpp"
@@ -35,28 +38,35 @@ bool is_twice(const Plan& plan, const Repeat& repeat) {
 
 }  // namespace
 
+static std::int64_t under_way(const PlanInputs& in) {
+  return schedule_round(in) * in.layout.pipeline.virtual_stages;
+}
+
+std::int64_t least_repeated(const PlanInputs& in) {
+  constexpr std::int64_t kLeast = 8;
+  return std::max(kLeast, 2 * under_way(in));
+}
+
 std::optional<std::int64_t> scheduled_at_first(const PlanInputs& in, const PlanShape& shape) {
+  const bool forwards_first = in.layout.pipeline.schedule == PipelineSchedule::gpipe &&
+                              shape.purpose > PlanPurpose::evaluate;
   if (in.numerics.layout_mode || shape.purpose == PlanPurpose::generate ||
-      shape.purpose == PlanPurpose::flush || shape.scores != Scores::none)
+      shape.purpose == PlanPurpose::flush || shape.scores != Scores::none || forwards_first)
     return std::nullopt;
-  // Two of the part that repeats, as much before them until buffers lie where they do in it, what
-  // comes before and behind, and twice as many as are under way in a pipeline.
-  const std::int64_t under_way = schedule_round(in) * in.layout.pipeline.virtual_stages,
-                     few = 4 * kLeastRepeated + 4 * under_way;
+  // Two of the part that repeats, as much before them until all waits for what that does, and what
+  // comes before and behind: twice as many as are under way in a pipeline.
+  const std::int64_t few = 3 * least_repeated(in) + 4 * under_way(in);
   return shape.micro_batches > 2 * few ? std::optional(few) : std::nullopt;
 }
 
-std::optional<Repeat> find_repeat(const Plan& plan, std::int32_t micro_batches) {
+std::optional<Repeat> find_repeat(const Plan& plan, std::int64_t least, std::int64_t most) {
   const std::vector<OpId> takes = takes_of(plan);
-  const bool given = micro_batches > 0;
-  const auto least = given ? micro_batches : static_cast<std::int32_t>(kLeastRepeated),
-             most = given ? micro_batches : static_cast<std::int32_t>(std::ssize(takes) / 2);
-  for (std::int32_t m = least; m <= most; ++m) {
+  for (std::int64_t m = least; m <= most; ++m) {
     for (std::int64_t k = std::ssize(takes) - 2 * m - 1; k >= 0; --k) {
       const OpId first = at(takes, k), second = at(takes, k + m);
       const Repeat repeat{.first = first,
                           .ops = second - first,
-                          .micro_batches = m,
+                          .micro_batches = static_cast<std::int32_t>(m),
                           .visits = plan.op(second).visit - plan.op(first).visit};
       if (at(takes, k + 2 * m) == repeat.end() && is_twice(plan, repeat)) return repeat;
     }
@@ -90,18 +100,14 @@ Steady steady_part(const Plan& plan, const std::vector<OpId>& takes, std::int64_
 
 }  // namespace
 
-std::vector<BufferId> counterparts(const Plan& plan) {
+std::vector<BufferId> counterparts(const Plan& plan, std::int64_t least) {
   const std::vector<OpId> takes = takes_of(plan);
   Steady steady;
-  for (std::int64_t m = kLeastRepeated; m < 2 * kLeastRepeated; ++m) {
+  for (std::int64_t m = least; m < 2 * least; ++m) {
     Steady other = steady_part(plan, takes, m);
     if (other.ops.count() > steady.ops.count()) steady = other;
   }
-  std::vector<OpId> born(plan.buffers.size(), -1);
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    for (const BufferUse& use : uses_of(plan.ops[i]))
-      if (OpId& first = at(born, use.buffer); first < 0) first = static_cast<OpId>(i);
-  }
+  const std::vector<OpId> born = births(plan);
   std::vector<BufferId> like(plan.buffers.size(), -1);
   for (auto i = static_cast<OpId>(steady.ops.begin); i < steady.ops.end; ++i) {
     const auto before = uses_of(plan.op(i)), behind = uses_of(plan.op(i + steady.apart));

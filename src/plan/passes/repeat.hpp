@@ -9,23 +9,25 @@
 
 namespace tessera::plan {
 
-/// The least that repeats, in micro-batches. Where a part that is captured ends, all streams wait
-/// for each other: for so long they run beside one another.
-inline constexpr std::int64_t kLeastRepeated = 8;
+/// The least that repeats, in micro-batches: eight, or twice as many as are under way in a
+/// pipeline. Where a part that is captured ends all streams wait for each other: for so long they
+/// run beside one another.
+std::int64_t least_repeated(const PlanInputs& inputs);
 
 /// How many micro-batches the plan of a step has at first, whose other ones may repeat; nothing
 /// where all are there: the step is short, in layout mode, where gradients are added in a tree over
-/// all of them, or leaves something of each micro-batch for the host to read.
+/// all of them, of GPipe's schedule, where all forwards come first, or leaves something of each
+/// micro-batch for the host to read.
 std::optional<std::int64_t> scheduled_at_first(const PlanInputs& inputs, const PlanShape& shape);
 
-/// What repeats of a complete plan of some of the step's micro-batches: `micro_batches` of them or,
-/// if that is 0, as few as it can be, and not too few. Nothing where no such part is there twice.
-std::optional<Repeat> find_repeat(const Plan& plan, std::int32_t micro_batches = 0);
+/// What repeats of a complete plan of some of the step's micro-batches: the fewest of them, between
+/// `least` and `most`. Nothing where no such part is there twice.
+std::optional<Repeat> find_repeat(const Plan& plan, std::int64_t least, std::int64_t most);
 
-/// By buffer, that which is used in the same way kLeastRepeated micro-batches before, or as many
-/// more as the schedule takes to come round; -1 where there is none. Buffers that lie where those
-/// lay make a plan repeat (place_buffers).
-std::vector<BufferId> counterparts(const Plan& plan);
+/// By buffer, that which is used in the same way `least` micro-batches before, or more, where the
+/// schedule comes round after others only; -1 where there is none. Buffers that lie where those lay
+/// make a plan repeat (place_buffers).
+std::vector<BufferId> counterparts(const Plan& plan, std::int64_t least);
 
 /// Whether the schedule of all micro-batches is that of the scheduled ones with the repeated part
 /// as often as it must be.

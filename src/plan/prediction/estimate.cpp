@@ -16,7 +16,7 @@ FewMicroBatches::FewMicroBatches(const PlanInputs& in, const PlanShape& shape,
   PlanShape few = shape;
   few.micro_batches = micro_batches;
   for (const MeshPlace& place : simulated_places(in)) {
-    plans_.push_back(unordered_plan(in, few, place));
+    plans_.push_back(whole_plan(in, few, place));
     costs_.push_back(op_costs(plans_.back(), machine));
     device_bytes_ = std::max(device_bytes_, plan::device_bytes(plans_.back().arena_bytes));
     if (budget != 0 && device_bytes_ > budget) return;

@@ -18,9 +18,9 @@ struct PlanSize {
 std::int64_t held_bytes(const Plan& plan);
 
 /// The size of one rank's plan of a step. It is made and timed if it is short, or its micro-batches
-/// repeat. Else plans of a few rounds of micro-batches are; a step of more of them has what every
-/// further round adds, and each operation takes as long. So it also says what plans would cost that
-/// are too long to be made.
+/// may repeat. Else plans of a few rounds of micro-batches are; a step of more of them has what
+/// every further round adds, and each operation takes as long. So it also says what plans would
+/// cost that are too long to be made.
 PlanSize size_of_step(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
 
 }  // namespace tessera::plan

@@ -5,10 +5,47 @@
 
 namespace tessera::plan {
 
+namespace {
+
+/// Nobody but loads writes the rows that are taken; their number is cleared once, before the first
+/// is taken, and is then that of those taken.
+void check_rows(const Plan& plan) {
+  const kernels::TakeRow* first = nullptr;
+  for (const Op& op : plan.ops)
+    if (first == nullptr) first = kernel_of<kernels::TakeRow>(op);
+  if (first == nullptr) return;
+  const BufferId rows = buffer_of(first->x), next = buffer_of(first->next);
+  bool cleared = false, taken = false;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    const auto* take = kernel_of<kernels::TakeRow>(op);
+    const bool clears = kernel_of<kernels::Fill>(op) != nullptr && !cleared && !taken;
+    for (const BufferUse& use : uses_of(op)) {
+      if (use.access == kernels::Access::read) continue;
+      if (use.buffer == rows && !std::holds_alternative<LoadBatch>(op.call))
+        reject(plan, i, "writes where micro-batches are loaded");
+      if (use.buffer != next) continue;
+      if (take == nullptr && !clears) reject(plan, i, "changes which micro-batch is the next");
+      cleared = true;
+    }
+    if (take == nullptr) continue;
+    if (!cleared || buffer_of(take->x) != rows || buffer_of(take->next) != next)
+      reject(plan, i, "takes a micro-batch of others, or before it is clear which is the first");
+    taken = true;
+  }
+}
+
+}  // namespace
+
 void check_repeat(const Plan& plan) {
+  check_rows(plan);
   std::int64_t loaded = 0, taken = 0;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    if (std::holds_alternative<LoadBatch>(plan.ops[i].call)) ++loaded;
+    if (std::holds_alternative<LoadBatch>(plan.ops[i].call)) {
+      if (plan.ops[i].micro_batch != loaded)
+        reject(plan, i, "loads another micro-batch than the next");
+      ++loaded;
+    }
     if (kernel_of<kernels::TakeRow>(plan.ops[i]) != nullptr)
       taken += times_of(plan, static_cast<OpId>(i));
   }

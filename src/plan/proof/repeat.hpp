@@ -6,7 +6,8 @@
 namespace tessera::plan {
 
 /// Every op of what repeats is there twice (repeats), and with its runs each micro-batch of the
-/// step is taken once. Throws InternalError.
+/// step is taken once, in their
+/// order. Throws InternalError.
 void check_repeat(const Plan& plan);
 
 }  // namespace tessera::plan

@@ -178,7 +178,7 @@ bool CudaStreams::begin(const Step& step) {
     // Things that load or connect at their first use must not happen during recording, so the first
     // run is queued.
     const auto [at, first] = graphs_.try_emplace(step.key);
-    if (!at->second.sections.empty()) {
+    if (at->second.recorded) {
       now_ = &at->second;
       mode_ = Mode::replay;
       launch();
@@ -186,6 +186,7 @@ bool CudaStreams::begin(const Step& step) {
     }
     if (!first) {
       now_ = &at->second;
+      now_->sections.clear();
       mode_ = Mode::record;
     }
   }
@@ -236,8 +237,10 @@ void CudaStreams::end_repeat() {
 
 void CudaStreams::launch() {
   for (const Section& section : now_->sections) {
-    for (std::int64_t i = 0; i < section.times; ++i)
+    for (std::int64_t i = 0; i < section.times; ++i) {
+      if (look_ && i > 0) look_();  // a launch may wait for room, for ever where a peer is gone
       CUDA_TRY(cudaGraphLaunch(section.graph.get(), stream(kCompute)));
+    }
   }
 }
 
@@ -388,6 +391,7 @@ Times CudaStreams::finish() {
   if (mode_ == Mode::queue) join();
   if (mode_ == Mode::record) {
     end_section();
+    now_->recorded = true;
     mode_ = Mode::queue;
     recording_ += seconds_since(begin_);
     // While large operations are recorded, NCCL copies what they need to the GPU on a stream of its

@@ -105,6 +105,7 @@ class CudaStreams : public Streams {
     std::vector<Span> spans;
     std::deque<Timed> works;  // where asked for
     std::vector<Section> sections;
+    bool recorded = false;  // all of them
   };
   enum class Mode : std::uint8_t { idle, queue, record, replay };
 
@@ -134,10 +135,10 @@ class CudaStreams : public Streams {
   std::array<std::vector<Done>, kStreams> done_;
   std::vector<CudaHandle<cudaEvent_t>> done_events_;  // for done_, of which the step uses so many:
   std::size_t used_events_ = 0;
-  /// How many of these were there before the section that is being recorded, for whose end it
-  /// waits.
+  /// How many done_ has, by stream, of what comes before the section that is being recorded and is
+  /// over when that begins.
   std::array<std::int64_t, kStreams> before_section_{};
-  std::map<const void*, StepGraphs> graphs_;  // by key; without sections until the step is recorded
+  std::map<const void*, StepGraphs> graphs_;  // by key
   StepGraphs once_;                           // of steps that are not repeated
   double recording_ = 0;                      // s
   StepGraphs* now_ = nullptr;

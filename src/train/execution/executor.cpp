@@ -106,8 +106,8 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     // Tokens are loaded before the device begins.
     of_device_ = of_device_ && (!bound.by_host || std::holds_alternative<plan::LoadBatch>(op.call));
     std::vector<plan::OpId> waits = op.waits;
-    const auto fixed =
-        std::ranges::stable_partition(waits, [&](plan::OpId id) { return moves(plan, id); });
+    const auto fixed = std::ranges::stable_partition(
+        waits, [&](plan::OpId id) { return counts_with_runs(plan, id); });
     bound.moving = waits.size() - fixed.size();
     for (plan::OpId id : waits) {
       const auto other = static_cast<std::size_t>(id);
@@ -120,11 +120,11 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     ++repeated_[static_cast<std::size_t>(plan.op(i).stream)];
 }
 
-std::vector<streams::Event> BoundPlan::waits_of(const plan::OpRun& run) const {
-  const BoundOp& bound = at(ops_, run.op);
+std::vector<streams::Event> BoundPlan::waits_of(plan::OpId op, std::int64_t before) const {
+  const BoundOp& bound = at(ops_, op);
   std::vector<streams::Event> waits = bound.waits;
   for (std::size_t i = 0; i < bound.moving; ++i)
-    waits[i].count += run.before * repeated_[waits[i].stream];
+    waits[i].count += before * repeated_[waits[i].stream];
   return waits;
 }
 
@@ -230,7 +230,7 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
   return all;
 }
 
-void Executor::issue(const BoundPlan& bound, const plan::OpRun& run,
+void Executor::issue(const BoundPlan& bound, const plan::OpRun& run, std::int64_t said,
                      Whereabouts::Running& running) {
   const BoundPlan::BoundOp& bound_op = at(bound.ops(), run.op);
   const plan::Op* op = bound_op.op;
@@ -238,7 +238,7 @@ void Executor::issue(const BoundPlan& bound, const plan::OpRun& run,
   const std::int32_t micro_batch = micro_batch_of(bound.plan(), run);
   running.at(*op, micro_batch);
   streams::Work work{.stream = static_cast<std::size_t>(op->stream),
-                     .waits = bound.waits_of(run),
+                     .waits = bound.waits_of(run.op, said),
                      .by_host = bound_op.by_host,
                      .part = static_cast<std::size_t>(op->unit + 1),
                      // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): a literal
@@ -258,17 +258,17 @@ void Executor::issue(const BoundPlan& bound, const plan::OpRun& run,
 
 void Executor::issue(const BoundPlan& bound, Whereabouts::Running& running) {
   const plan::Plan& plan = bound.plan();
-  const auto all = [&](plan::OpId begin, plan::OpId end, std::int64_t before) {
-    for (plan::OpId i = begin; i < end; ++i) issue(bound, {i, before}, running);
+  const auto all = [&](plan::OpId begin, plan::OpId end, std::int64_t before, std::int64_t said) {
+    for (plan::OpId i = begin; i < end; ++i) issue(bound, {i, before}, said, running);
   };
   const auto ops = static_cast<plan::OpId>(bound.ops().size());
-  if (!plan.repeat) return all(0, ops, 0);
+  if (!plan.repeat) return all(0, ops, 0, 0);
   const plan::OpId begin = plan.repeat->second(), end = plan.repeat->end();
-  all(0, begin, 0);
+  all(0, begin, 0, 0);
   const std::int64_t times = streams_.begin_repeat(plan.repeat->times);
-  for (std::int64_t i = 0; i < times; ++i) all(begin, end, i);
+  for (std::int64_t i = 0; i < times; ++i) all(begin, end, i, i);
   streams_.end_repeat();
-  all(end, ops, times - 1);
+  all(end, ops, plan.repeat->times - 1, times - 1);
 }
 
 void Executor::write(const BoundPlan& bound, const StepInput& input) {

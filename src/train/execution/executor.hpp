@@ -39,8 +39,9 @@ class BoundPlan {
   };
   const plan::Plan& plan() const { return plan_; }
   const std::vector<BoundOp>& ops() const { return ops_; }
-  /// What a run of an op waits for.
-  std::vector<streams::Event> waits_of(const plan::OpRun& run) const;
+  /// What an op waits for where the part that runs again has come so often before: as
+  /// plan::awaited says it of runs, in counts.
+  std::vector<streams::Event> waits_of(plan::OpId op, std::int64_t before) const;
   /// Turns a view of the plan's buffers into one of memory.
   View real(const View& symbolic) const;
   /// How far into each arena the operations reach, in bytes.
@@ -213,7 +214,9 @@ class Executor {
   class Named;
   /// Starts the work of an op beside compute.
   std::unique_ptr<streams::Task> start(const BoundPlan::BoundOp& bound);
-  void issue(const BoundPlan& bound, const plan::OpRun& run, Whereabouts::Running& running);
+  /// `said`: how often the part that runs again was said to the streams before.
+  void issue(const BoundPlan& bound, const plan::OpRun& run, std::int64_t said,
+             Whereabouts::Running& running);
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.

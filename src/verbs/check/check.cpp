@@ -98,9 +98,10 @@ std::string plan_text(const Checked& checked) {
   const double bound = size.operations * static_cast<double>(sizeof(train::BoundPlan::BoundOp));
   return fmt::format(
       "the plan of a step of {}: {} visits of units, {:.4g} operations, {} of the host's memory a "
-      "rank, about {:.1f} s to make and prove; a larger batch.micro makes it shorter\n",
+      "rank, about {:.1f} s to make and prove{}\n",
       count_text(step.micro_batches, "micro-batch", "micro-batches"), plan::visits_of(in, step),
-      size.operations, human_bytes(static_cast<std::int64_t>(size.bytes + bound)), size.seconds);
+      size.operations, human_bytes(static_cast<std::int64_t>(size.bytes + bound)), size.seconds,
+      scheduled_at_first(in, step) ? "" : "; a larger batch.micro makes it shorter");
 }
 
 void survey(Checked& checked, const std::vector<MeshPlace>& places) {

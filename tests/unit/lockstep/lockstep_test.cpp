@@ -269,6 +269,10 @@ plan::OffloadInputs all_on(plan::Location tier, std::int64_t ahead) {
 // A plan in which some micro-batches stand for others does what one of all of them does.
 TEST(Lockstep, MicroBatchesThatRepeatHaveTheBitsOfAll) {
   const plan::PipelineRule zero_bubble{.schedule = PipelineSchedule::zero_bubble};
+  const plan::PipelineRule interleaved{.schedule = PipelineSchedule::interleaved,
+                                       .virtual_stages = 2};
+  model::ModelConfig deep = llama_like();
+  deep.layers = 4;
   const std::vector<Case> cases = {
       {.mesh = {.data = 2}, .prefetch = 2},
       {.mesh = {.data = 2}, .reduce = ReduceWhen::micro},
@@ -278,9 +282,13 @@ TEST(Lockstep, MicroBatchesThatRepeatHaveTheBitsOfAll) {
       {.mesh = {.data = 2},
        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int8, .block = 32},
        .error_feedback = true},
-      {.mesh = {.data = 2}, .offload = all_on(plan::Location::host, 1)}};
+      {.mesh = {.data = 2}, .offload = all_on(plan::Location::host, 1)},
+      {.mesh = {.pipeline = 2}, .config = deep, .pipeline = interleaved, .frozen = {"block.1"}},
+      {.mesh = {.data = 4}, .per_node = 2, .secondary = 2}};
   for (Case c : cases) {
-    c.micro_batches = 32 + 8 * c.mesh.pipeline + 43;
+    // Longer than the shortest step that repeats, by a number that is no multiple.
+    const std::int64_t parts = c.mesh.pipeline * c.pipeline.virtual_stages;
+    c.micro_batches = 64 + 8 * parts + (parts > 2 ? 12 : 11);
     SCOPED_TRACE(name_of(c));
     std::int64_t repeat = 0;
     Job few(c, [&](plan::Plan& plan) { repeat += plan.repeat ? 1 : 0; });
@@ -289,7 +297,7 @@ TEST(Lockstep, MicroBatchesThatRepeatHaveTheBitsOfAll) {
     const auto device = kernels::make_cpu_device({});
     const auto inputs = inputs_of(c, *device);
     Job all(c, [&](plan::Plan& plan) {
-      plan = plan::unordered_plan(inputs, shape_of(c), plan.place);
+      plan = plan::whole_plan(inputs, shape_of(c), plan.place);
       plan::place_waits(plan);
       plan::check(plan);
     });

@@ -29,7 +29,7 @@ TEST(Channels, EachCollectiveHasOne) {
     Case c = i < 60 ? random_case(random) : experts_on_nodes();
     divide_sequences(c, random);
     for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
-      const Plan plan = unordered_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
+      const Plan plan = whole_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
       for (const Op& op : plan.ops) {
         if (!std::holds_alternative<comm::CollectiveCall>(op.call)) continue;
         int carriers = 0;
