@@ -116,9 +116,9 @@ class Copies {
 
 }  // namespace
 
-Plan unrolled(const Plan& plan) {
+Plan unrolled(Plan plan) {
+  if (!plan.repeat) return plan;
   Plan all = plan;
-  if (!plan.repeat) return all;
   Copies copies(all);
   std::vector<Op> ops;
   const std::int64_t runs = runs_of(plan);

@@ -40,6 +40,6 @@ std::int32_t micro_batch_of(const Plan& plan, const OpRun& run);
 
 /// The same step with an op for each run, and buffers of its own for each time that a part runs; at
 /// the places of those that the plan has.
-Plan unrolled(const Plan& plan);
+Plan unrolled(Plan plan);
 
 }  // namespace tessera::plan

@@ -291,9 +291,9 @@ MeasuredStep read_profile(const std::filesystem::path& run_directory,
     std::vector<plan::Plan> plans;
     std::vector<std::string> keys;
     for (const MeshPlace& place : places) {
-      const plan::Plan plan = make_plan(inputs, shape, place);
+      plan::Plan plan = make_plan(inputs, shape, place);
       keys.push_back(plan_key(plan));
-      plans.push_back(unrolled(plan));
+      plans.push_back(unrolled(std::move(plan)));
     }
     const auto steps = steps_of(records, keys);
     if (steps.empty()) continue;

@@ -373,25 +373,31 @@ TEST(CudaStep, IsLookedAtWhereverStateLives) {
   }
 }
 
+/// So many steps have the same bits where they are queued each time as where they are graphs from
+/// the second one on.
+void expect_same_bits(PlanRun& queued, PlanRun& graph, int steps) {
+  for (PlanRun* run : {&queued, &graph}) run->state().set_parameters(test_values(3));
+  for (int step = 0; step < steps; ++step) {
+    train::StepProfile profile;  // steps that are timed are never recorded
+    const StepNumbers numbers{.lr = 1e-2, .update = 1 + step};
+    const StepShown want = queued.step(100 * step, numbers, &profile),
+                    got = graph.step(100 * step, numbers);
+    EXPECT_EQ(want.loss, got.loss);
+    EXPECT_EQ(want.norm, got.norm);
+    EXPECT_EQ(std::ssize(profile.ops), runs_of(queued.plan()));
+  }
+  for (std::size_t u = 0; u < queued.state().units().size(); ++u) {
+    EXPECT_EQ(queued.values(queued.state().units()[u].parameters),
+              graph.values(graph.state().units()[u].parameters));
+  }
+}
+
 TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
   const Setting s = settings()[1];
   Gpu gpu;
   const auto once = gpu.run(inputs_of(s, *gpu.device), kShape);
   const auto again = gpu.run(inputs_of(s, *gpu.device), kShape);
-  for (PlanRun* run : {once.get(), again.get()}) run->state().set_parameters(test_values(3));
-  for (int step = 0; step < 4; ++step) {
-    train::StepProfile profile;  // steps that are timed are never recorded
-    const StepNumbers numbers{.lr = 1e-2, .update = 1 + step};
-    const StepShown queued = once->step(50 * step, numbers, &profile);
-    const StepShown graph = again->step(50 * step, numbers);
-    EXPECT_EQ(queued.loss, graph.loss);
-    EXPECT_EQ(queued.norm, graph.norm);
-    EXPECT_EQ(profile.ops.size(), once->plan().ops.size());
-  }
-  for (std::size_t u = 0; u < once->state().units().size(); ++u) {
-    EXPECT_EQ(once->values(once->state().units()[u].parameters),
-              again->values(again->state().units()[u].parameters));
-  }
+  expect_same_bits(*once, *again, 4);
 }
 
 // Of a long step's micro-batches those that repeat are one graph, which is launched again: with the
@@ -409,22 +415,7 @@ TEST(CudaStep, HasTheSameBitsWhereMicroBatchesRepeat) {
   plan::Plan whole = plan::whole_plan(in, shape, {});
   place_waits(whole);
   check(whole);
-  const auto all = gpu.run(in, std::move(whole));
-  for (PlanRun* run : {all.get(), again.get()}) run->state().set_parameters(test_values(3));
-  // Queued, recorded, and launched again.
-  for (int step = 0; step < 3; ++step) {
-    train::StepProfile profile;  // steps that are timed are never recorded
-    const StepNumbers numbers{.lr = 1e-2, .update = 1 + step};
-    const StepShown want = all->step(100 * step, numbers, &profile);
-    const StepShown graph = again->step(100 * step, numbers);
-    EXPECT_EQ(want.loss, graph.loss);
-    EXPECT_EQ(want.norm, graph.norm);
-    EXPECT_EQ(std::ssize(profile.ops), runs_of(all->plan()));
-  }
-  for (std::size_t u = 0; u < all->state().units().size(); ++u) {
-    EXPECT_EQ(all->values(all->state().units()[u].parameters),
-              again->values(again->state().units()[u].parameters));
-  }
+  expect_same_bits(*gpu.run(in, std::move(whole)), *again, 3);  // recorded, then launched again
 }
 
 }  // namespace
