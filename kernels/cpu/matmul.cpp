@@ -9,8 +9,8 @@ namespace tessera::kernels::cpu {
 namespace {
 
 // Rows of a block, which share a packing, and come from the third-level cache; and, where the depth
-// goes on in another block, its columns for each thread, whose sums wait in scratch, 3 MiB at most.
-constexpr std::int64_t kRowsAtOnce = 1536, kColumnsAtOnce = 512;
+// goes on in another block, its columns for each thread, whose sums wait in scratch, 6 MiB at most.
+constexpr std::int64_t kRowsAtOnce = 3072, kColumnsAtOnce = 512;
 /// Multiply-adds of a product that one thread makes sooner than a team is woken.
 constexpr std::int64_t kFew = std::int64_t{1} << 17;
 
@@ -30,21 +30,26 @@ struct Grid {
   std::int64_t parts() const { return rows * columns; }
 };
 
-/// The most that one thread has to do, in rows of tiles.
+/// The most that one thread has to do, in rows of tiles. Rows that the team packs are packed by
+/// equal parts.
 std::int64_t rows_of_tiles(std::int64_t rows, std::int64_t columns, const Grid& grid,
-                           const ProductForm& form) {
-  const std::int64_t own = ceil_div(ceil_div(rows, form.block_rows), grid.rows) * form.block_rows;
-  return ceil_div(ceil_div(columns, kTile), grid.columns) * (own + form.packing);
+                           const ProductForm& form, bool packed_rows) {
+  const std::int64_t own = ceil_div(ceil_div(rows, form.block_rows), grid.rows) * form.block_rows,
+                     far = packed_rows ? own - own / grid.columns : 0;
+  return ceil_div(ceil_div(columns, kTile), grid.columns) * (own + form.packing) +
+         far * form.fetching;
 }
 
 Grid grid_of(std::int64_t rows, std::int64_t columns, std::int64_t depth, int threads,
-             const ProductForm& form) {
+             const ProductForm& form, bool packed_rows) {
   Grid best;
   if (rows * columns * depth <= kFew) return best;
+  const auto most = [&](const Grid& grid) {
+    return rows_of_tiles(rows, columns, grid, form, packed_rows);
+  };
   for (std::int64_t r = 1; r <= threads; ++r) {
     const Grid grid{r, threads / r};
-    if (rows_of_tiles(rows, columns, grid, form) < rows_of_tiles(rows, columns, best, form))
-      best = grid;
+    if (most(grid) < most(best)) best = grid;
   }
   return best;
 }
@@ -70,8 +75,8 @@ class Blocks {
         depth_(whole_ < p.k() ? form_.cut_words * form_.word : whole_),
         rows_(std::min(p.m(), kRowsAtOnce)),
         columns_(depth_ == p.k() ? p.n() : std::min(p.n(), kColumnsAtOnce * threads)),
-        grid_(grid_of(rows_, columns_, depth_, threads, form_)) {
-    if (packs_left()) left_ = piece(scratch, packed_bytes(round_up(rows_, kPackedRows), whole_));
+        grid_(grid_of(rows_, columns_, depth_, threads, form_, packs_left())) {
+    if (packs_left()) left_ = piece(scratch, left_bytes());
     right_ = piece(scratch, right_bytes() * (grid_.parts() > 1 ? threads : 1));
     if (depth_ < p.k())
       sums_ = piece(scratch, rows_ * round_up(columns_, kTile) * std::int64_t{sizeof(float)});
@@ -97,11 +102,15 @@ class Blocks {
     for (std::int64_t i = 0; i < n; i += block) f(Range{i, std::min(n, i + block)});
   }
 
+  std::int64_t words() const { return round_up(ceil_div(whole_, form_.word), 16); }
+  std::int64_t left_bytes() const {
+    return round_up(rows_, kPackedRows) * words() * std::int64_t{sizeof(float)};
+  }
   /// Of tiles that one thread packs at once.
   std::int64_t right_bytes() const {
-    const std::int64_t words = round_up(ceil_div(whole_, form_.word), 16),
-                       all = ceil_div(columns_, kTile) * words;
-    return std::min(all, std::max(words, form_.right_words)) * kTile * std::int64_t{sizeof(float)};
+    const std::int64_t all = ceil_div(columns_, kTile) * words();
+    return std::min(all, std::max(words(), form_.right_words)) * kTile *
+           std::int64_t{sizeof(float)};
   }
 
   /// Not where its words lie in memory as they are multiplied.

@@ -227,8 +227,8 @@ TEST_F(NcclGroups, PassMessagesBothWays) {
   }
 }
 
-// What a pipeline sends should not take multiprocessors from what it computes.
-TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
+// What passes beside kernels should not take multiprocessors from them.
+TEST_F(NcclGroups, TakeFewBlocks) {
   std::vector<std::unique_ptr<Group>> groups;
   for (const auto traffic :
        {Traffic::replicas, Traffic::collectives, Traffic::words, Traffic::messages})
@@ -239,6 +239,12 @@ TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
     EXPECT_EQ(config.minCTAs, NCCL_CONFIG_UNDEF_INT);
     most.push_back(config.maxCTAs);
   }
+#ifdef NCCL_CTA_POLICY_EFFICIENCY
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    EXPECT_EQ(nccl_said().configs[i].CTAPolicy,
+              i == 0 ? NCCL_CTA_POLICY_EFFICIENCY : NCCL_CONFIG_UNDEF_INT);
+  }
+#endif
   constexpr int kAny = NCCL_CONFIG_UNDEF_INT;
   std::vector<int> want = {kAny, kAny, 1, 4, 4};
   if (session().size() > 2) want.push_back(4);  // an edge each

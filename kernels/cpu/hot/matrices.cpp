@@ -42,6 +42,7 @@ void multiply_tile(const Product& p, const ProductPart& part, Range rows, Range 
                    const Pair* right) {
   alignas(64) float own[Matrices::kBlockRows * kTile];
   const TileC sums = sums_of(part, rows, columns, own);
+  if (part.last && p.write == Write::add) ask_for_result(p, rows, columns);
   Matrices::multiply(rows.count(), static_cast<int>(ceil_div(columns.count(), kLanes)),
                      part.depth.count(), left_of(p, part, rows.begin), right, sums,
                      part.depth.begin == 0 ? Write::overwrite : Write::add);
@@ -135,7 +136,8 @@ ProductForm product_form(DType type) {
           .depth_words = 1536,
           .cut_words = 512,
           .right_words = kRightWords,
-          .packing = 45};
+          .packing = 45,
+          .fetching = 2};
 }
 
 void pack_left(const Product& p, const ProductPart& part) {
@@ -167,6 +169,7 @@ void multiply_part(const Product& p, const ProductPart& part) {
         multiply_tile(p, part, rows, {t, at_most(t + kTile, columns.end)}, right + (t - c) * words);
     }
   }
+  settle_stores();
 }
 
 FewRowsScratch few_rows_scratch(const FewRows& p) {

@@ -22,6 +22,8 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
   for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
   float* average = a.average.data == nullptr ? nullptr : row_of<float>(a.average, 0) + first;
   P* parameter = a.parameter.data == nullptr ? nullptr : row_of<P>(a.parameter, 0) + first;
+  const bool past_caches =
+      parameter != nullptr && exceeds_caches(a.master.elements() * std::int64_t{sizeof(P)});
   for_vectors(
       elements.end - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         Vec w = load(master + i, count), now[kRoom];
@@ -39,8 +41,13 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
         if (average != nullptr)
           store(average + i, averaged(load(average + i, count), w, a.settings.average_decay),
                 count);
-        if (parameter != nullptr) store(parameter + i, w, count);
+        if (past_caches) {
+          store_past_caches(parameter + i, w, count);
+        } else if (parameter != nullptr) {
+          store(parameter + i, w, count);
+        }
       });
+  settle_stores();
 }
 
 /// State moves; the squares of master and of the update's direction enter the words, block by

@@ -124,15 +124,6 @@ TileA<typename O::Word> left_of(const Product& p, const ProductPart& part, std::
   return {own, words, 1};
 }
 
-/// Asks for a tile of c, which is written when its sums are made.
-void ask_for_result(const Product& p, Range rows, Range columns) {
-  const std::int64_t size = size_of(p.c.type);
-  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-    const std::byte* row = p.c.data + (r * p.c.ld + columns.begin) * size;
-    for (std::int64_t i = 0; i < columns.count() * size; i += 64) __builtin_prefetch(row + i, 1);
-  }
-}
-
 template <typename O>
 void multiply_tile(const Product& p, const ProductPart& part, Range columns,
                    const typename O::Word* right, Ahead ahead) {
@@ -187,6 +178,7 @@ void multiply_part(const Product& p, const ProductPart& part) {
       multiply_tile<O>(p, part, columns, right, ahead);
     }
   });
+  settle_stores();
 }
 
 }  // namespace tessera::kernels::TESSERA_ISA

@@ -38,7 +38,8 @@ struct ProductForm {
   std::int64_t depth_words = 1;  // of a product whose depth is not cut, at most
   std::int64_t cut_words = 1;    // of a block of one that is
   std::int64_t right_words = 0;  // of the depth of tiles that are packed at once; one at least is
-  std::int64_t packing = 0;  // what packing a tile takes, in rows that it could be multiplied by
+  std::int64_t packing = 0;   // what packing a tile takes, in rows that it could be multiplied by
+  std::int64_t fetching = 0;  // what a row that another thread has packed takes, in such rows
 };
 
 /// What one thread packs or makes of a block of a product. The depth goes on in order, in one block
@@ -48,17 +49,11 @@ struct ProductPart {
   bool last = true;  // the depth ends here
   Range block_rows;
   std::int64_t first_column = 0;  // of the block
-  /// packed_bytes() of the left operand's rows of the block, or null: they are multiplied from
-  /// where they lie.
+  /// The left operand's packed rows of the block, or null: they are multiplied from where they lie.
   std::byte* left = nullptr;
   std::byte* right = nullptr;  // scratch for tiles of 64 columns that are packed at once
   /// (columns / 64, rows, 64) sums of the block so far, or null: the depth is whole.
   float* sums = nullptr;
 };
-
-/// Bytes of so many packed rows or columns, an upper bound for operands of any type.
-constexpr std::int64_t packed_bytes(std::int64_t lines, std::int64_t depth) {
-  return lines * round_up(depth, 16) * std::int64_t{sizeof(float)};
-}
 
 }  // namespace tessera::kernels

@@ -24,9 +24,24 @@ inline TileC sums_of(const ProductPart& part, Range rows, Range columns, float* 
           kTile};
 }
 
+inline bool goes_past_caches(const Product& p) {
+  return p.write == Write::overwrite && exceeds_caches(p.m() * p.n() * size_of(p.c.type));
+}
+
+/// Asks for a tile of c, which is written when its sums are made.
+inline void ask_for_result(const Product& p, Range rows, Range columns) {
+  if (goes_past_caches(p)) return;
+  const std::int64_t size = size_of(p.c.type);
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const std::byte* row = p.c.data + (r * p.c.ld + columns.begin) * size;
+    for (std::int64_t i = 0; i < columns.count() * size; i += 64) __builtin_prefetch(row + i, 1);
+  }
+}
+
 /// c (+)= sums + bias in a tile.
 template <typename T>
 void finish_rows(const Product& p, TileC sums, Range rows, Range columns) {
+  const bool past = goes_past_caches(p);
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const float* sum = sums.data + (r - rows.begin) * sums.ld;
     T* to = row_of<T>(p.c, r) + columns.begin;
@@ -40,7 +55,7 @@ void finish_rows(const Product& p, TileC sums, Range rows, Range columns) {
                 });
           }
           if (p.write == Write::add) x = load(to + i, count) + x;
-          store(to + i, x, count);
+          past ? store_past_caches(to + i, x, count) : store(to + i, x, count);
         });
   }
 }

@@ -333,6 +333,49 @@ TESSERA_INLINE void store(T* p, const Vec& v, std::int64_t count) {
     std::memcpy(static_cast<void*>(p), padded, static_cast<std::size_t>(count) * sizeof(T));
 }
 
+/// Whether so much is written that a second-level cache does not hold it.
+TESSERA_INLINE constexpr bool exceeds_caches(std::int64_t bytes) {
+  return bytes > std::int64_t{2} << 20;
+}
+
+/// Writes 64 or 32 bytes past the caches.
+template <std::size_t kBytes>
+TESSERA_INLINE void stream(void* to, const void* from) {
+#if defined(__AVX512F__)
+  if constexpr (kBytes == 64)
+    return _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#endif
+#if defined(__AVX2__)
+  const auto* piece = static_cast<const __m256i*>(from);
+  for (std::size_t i = 0; i < kBytes / sizeof(__m256i); ++i)
+    _mm256_stream_si256(static_cast<__m256i*>(to) + i, _mm256_loadu_si256(piece + i));
+#elif defined(__SSE2__)
+  const auto* piece = static_cast<const __m128i*>(from);
+  for (std::size_t i = 0; i < kBytes / sizeof(__m128i); ++i)
+    _mm_stream_si128(static_cast<__m128i*>(to) + i, _mm_loadu_si128(piece + i));
+#else
+  std::memcpy(to, from, kBytes);
+#endif
+}
+
+/// As store(), but past the caches, which would read a line before it is written: for much that is
+/// not read soon. Other threads may read it after settle_stores(). What does not begin on the size
+/// of a vector is stored as above.
+template <typename T>
+TESSERA_INLINE void store_past_caches(T* p, const Vec& v, std::int64_t count) {
+  constexpr std::size_t kBytes = kLanes * sizeof(T);
+  if (count < kLanes || reinterpret_cast<std::uintptr_t>(p) % kBytes != 0)
+    return store(p, v, count);
+  alignas(64) T lane[kLanes];
+  store(lane, v, kLanes);
+  stream<kBytes>(p, lane);
+}
+TESSERA_INLINE void settle_stores() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
 /// What `v` becomes when it is written as a T and read back.
 template <typename T>
 TESSERA_INLINE Vec rounded_to(const Vec& v) {

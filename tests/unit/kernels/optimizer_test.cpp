@@ -96,6 +96,27 @@ TEST(OptimizerUpdate, AgreesWithDouble) {
   });
 }
 
+// So many go past the caches of a CPU.
+TEST(OptimizerUpdate, ManyParametersAreTheRoundedMasters) {
+  constexpr std::int64_t kElements = 1'100'003;
+  Scalars k;
+  k.set(StepScalar::lr, 1e-2);
+  for (const StepScalar s : {StepScalar::bias_correction1, StepScalar::bias_correction2})
+    k.set(s, 1);
+  k.set(VerdictField::apply, 1);
+  k.set(VerdictField::coefficient, 1);
+  for (const DType type : kTypes) {
+    State s = make_state(DType::f32, type, kElements);
+    for (const Isa isa : isas()) {
+      for (std::int64_t i = 0; i < kElements; ++i) s.parameter.set(i, 0);
+      run(*make_cpu_device({.threads = 3, .isa = isa}), call_of(s, k));
+      Tensor want(type, {kElements});
+      for (std::int64_t i = 0; i < kElements; ++i) want.set(i, s.master[i]);
+      EXPECT_TRUE(s.parameter.same_bits(want)) << enum_word(isa) << ' ' << to_string(type);
+    }
+  }
+}
+
 // Of the terms' roundings those of keep, of its product and of the result count in units of w;
 // those of a root, a sum, a quotient, the rate and a product in units of the step.
 TEST(OptimizerUpdate, FrozenAdamMovesByStateThatStays) {
