@@ -12,4 +12,6 @@ std::optional<int> most_blocks(Traffic traffic) {
   return std::nullopt;
 }
 
+bool is_sparing(Traffic traffic) { return traffic == Traffic::replicas; }
+
 }  // namespace tessera::comm

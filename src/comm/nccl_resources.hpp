@@ -15,4 +15,11 @@ namespace tessera::comm {
 ///   words: hundreds of bytes need no second block (where they share no group of bulk data)
 std::optional<int> most_blocks(Traffic traffic);
 
+/// Whether a communicator prefers what takes few thread blocks to what is fastest by itself (NCCL's
+/// NCCL_CTA_POLICY_EFFICIENCY, from version 2.27 on): gathers and sums that pass beside kernels.
+/// Within NVLink's switches those of registered memory then take the few blocks that such a switch
+/// needs, where rings take one a channel; elsewhere nothing changes. How many these are, NCCL
+/// knows.
+bool is_sparing(Traffic traffic);
+
 }  // namespace tessera::comm

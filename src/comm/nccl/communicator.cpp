@@ -16,6 +16,9 @@ Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId&
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // so that others can connect meanwhile, and we can stop waiting
   if (const auto most = most_blocks(traffic)) config.maxCTAs = *most;
+#ifdef NCCL_CTA_POLICY_EFFICIENCY
+  if (is_sparing(traffic)) config.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;
+#endif
   try {
     nccl_->check(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config),
                  "ncclCommInitRankConfig");
