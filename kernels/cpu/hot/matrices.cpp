@@ -42,6 +42,7 @@ void multiply_tile(const Product& p, const ProductPart& part, Range rows, Range 
                    const Pair* right) {
   alignas(64) float own[Matrices::kBlockRows * kTile];
   const TileC sums = sums_of(part, rows, columns, own);
+  // What is overwritten is written as fast without, where it has room in the caches.
   if (part.last && p.write == Write::add) ask_for_result(p, rows, columns);
   Matrices::multiply(rows.count(), static_cast<int>(ceil_div(columns.count(), kLanes)),
                      part.depth.count(), left_of(p, part, rows.begin), right, sums,

@@ -24,6 +24,7 @@ inline TileC sums_of(const ProductPart& part, Range rows, Range columns, float* 
           kTile};
 }
 
+/// Whether c is written past the caches; not where it is read anyway, to be added to.
 inline bool goes_past_caches(const Product& p) {
   return p.write == Write::overwrite && exceeds_caches(p.m() * p.n() * size_of(p.c.type));
 }
