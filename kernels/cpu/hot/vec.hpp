@@ -427,42 +427,34 @@ struct Vecs {
 struct Masks {
   Mask of[Vecs::kCount];
 };
-#define TESSERA_EACH_OF(Result, expression)                      \
-  {                                                              \
+#define TESSERA_OF_EACH(Result, function, expression)            \
+  TESSERA_INLINE Result function {                               \
     Result r;                                                    \
     for (int i = 0; i < Vecs::kCount; ++i) r.of[i] = expression; \
     return r;                                                    \
   }
-TESSERA_INLINE Vecs operator+(const Vecs& a, const Vecs& b)
-    TESSERA_EACH_OF(Vecs, a.of[i] + b.of[i]) TESSERA_INLINE Vecs
-    operator-(const Vecs& a, const Vecs& b)
-        TESSERA_EACH_OF(Vecs, a.of[i] - b.of[i]) TESSERA_INLINE Vecs
-        operator*(const Vecs& a, const Vecs& b)
-            TESSERA_EACH_OF(Vecs, a.of[i] * b.of[i]) TESSERA_INLINE Vecs
-            operator/(const Vecs& a, const Vecs& b)
-                TESSERA_EACH_OF(Vecs, a.of[i] / b.of[i]) TESSERA_INLINE Masks
-                operator<(const Vecs& a, const Vecs& b)
-                    TESSERA_EACH_OF(Masks, a.of[i] < b.of[i]) TESSERA_INLINE Masks
-                    operator>(const Vecs& a, const Vecs& b)
-                        TESSERA_EACH_OF(Masks, a.of[i] > b.of[i]) TESSERA_INLINE Vecs
-    select(const Masks& take_a, const Vecs& a, const Vecs& b)
-        TESSERA_EACH_OF(Vecs, select(take_a.of[i], a.of[i], b.of[i])) TESSERA_INLINE Vecs
-    larger(const Vecs& a, const Vecs& b)
-        TESSERA_EACH_OF(Vecs, larger(a.of[i], b.of[i])) TESSERA_INLINE Vecs
-    smaller(const Vecs& a, const Vecs& b)
-        TESSERA_EACH_OF(Vecs, smaller(a.of[i], b.of[i])) TESSERA_INLINE Vecs
-    fmadd(const Vecs& a, const Vecs& b, const Vecs& c)
-        TESSERA_EACH_OF(Vecs, fmadd(a.of[i], b.of[i], c.of[i])) TESSERA_INLINE Vecs
-    power_of_two(const Vecs& n) TESSERA_EACH_OF(Vecs, power_of_two(n.of[i]))
+TESSERA_OF_EACH(Vecs, operator+(const Vecs& a, const Vecs& b), a.of[i] + b.of[i])
+TESSERA_OF_EACH(Vecs, operator-(const Vecs& a, const Vecs& b), a.of[i] - b.of[i])
+TESSERA_OF_EACH(Vecs, operator*(const Vecs& a, const Vecs& b), a.of[i] * b.of[i])
+TESSERA_OF_EACH(Vecs, operator/(const Vecs& a, const Vecs& b), a.of[i] / b.of[i])
+TESSERA_OF_EACH(Masks, operator<(const Vecs& a, const Vecs& b), a.of[i] < b.of[i])
+TESSERA_OF_EACH(Masks, operator>(const Vecs& a, const Vecs& b), a.of[i] > b.of[i])
+TESSERA_OF_EACH(Vecs, select(const Masks& take_a, const Vecs& a, const Vecs& b),
+                select(take_a.of[i], a.of[i], b.of[i]))
+TESSERA_OF_EACH(Vecs, larger(const Vecs& a, const Vecs& b), larger(a.of[i], b.of[i]))
+TESSERA_OF_EACH(Vecs, smaller(const Vecs& a, const Vecs& b), smaller(a.of[i], b.of[i]))
+TESSERA_OF_EACH(Vecs, fmadd(const Vecs& a, const Vecs& b, const Vecs& c),
+                fmadd(a.of[i], b.of[i], c.of[i]))
+TESSERA_OF_EACH(Vecs, power_of_two(const Vecs& n), power_of_two(n.of[i]))
 #ifdef __AVX512F__
-        TESSERA_INLINE Vecs times_power_of_two(const Vecs& x, const Vecs& n)
-            TESSERA_EACH_OF(Vecs, times_power_of_two(x.of[i], n.of[i]))
+TESSERA_OF_EACH(Vecs, times_power_of_two(const Vecs& x, const Vecs& n),
+                times_power_of_two(x.of[i], n.of[i]))
 #endif
-#undef TESSERA_EACH_OF
+#undef TESSERA_OF_EACH
 
-    /// `Vecs::kAll` elements.
-    template <typename T>
-    TESSERA_INLINE Vecs load_all(const T* from) {
+/// `Vecs::kAll` elements.
+template <typename T>
+TESSERA_INLINE Vecs load_all(const T* from) {
   Vecs r;
   for (int i = 0; i < Vecs::kCount; ++i) r.of[i] = load(from + i * kLanes, kLanes);
   return r;

@@ -10,12 +10,12 @@ namespace {
 struct Shape {
   std::int64_t m, n, k, gap;
 };
-/// Odd ones; a depth of several blocks; then more rows, or columns, than a block has; results that
-/// go past the caches.
-const std::vector<Shape> kShapes = {{1, 1, 1, 0},       {7, 70, 33, 0},    {13, 129, 64, 1},
-                                    {100, 65, 130, 2},  {3, 10, 6500, 0},  {6500, 3, 10, 0},
-                                    {4, 3300, 20, 4},   {2, 600, 3200, 0}, {2, 1700, 1700, 0},
-                                    {1100, 1000, 2, 0}, {2, 1100, 1000, 3}};
+/// Odd ones; a deep one of several groups of rows; a depth of several blocks; then more rows, or
+/// columns, than a block has; results that go past the caches.
+const std::vector<Shape> kShapes = {{1, 1, 1, 0},       {7, 70, 33, 0},     {13, 129, 64, 1},
+                                    {100, 65, 130, 2},  {110, 70, 1101, 1}, {3, 10, 6500, 0},
+                                    {6500, 3, 10, 0},   {4, 3300, 20, 4},   {2, 600, 3200, 0},
+                                    {2, 1700, 1700, 0}, {1100, 1000, 2, 0}, {2, 1100, 1000, 3}};
 
 /// The instruction sets differ in whether multiply-adds round once.
 float multiply_add(Isa isa, float a, float b, float c) {
