@@ -31,13 +31,16 @@ std::string_view call_name(const Call& call) {
   return visit_args(call, [](const auto& args) { return kernels::name_of_args(args); });
 }
 
+BufferUse use_of(const View& v, kernels::Access access) {
+  const std::int64_t begin = offset_of(v);
+  return {buffer_of(v), {begin, begin + v.span_bytes()}, access};
+}
+
 std::vector<BufferUse> uses_of(const Op& op) {
   std::vector<BufferUse> uses;
   uses.reserve(16);  // more than most ops have
-  each_view(op.call, [&](const View& v, kernels::Access access) {
-    const std::int64_t begin = offset_of(v);
-    uses.push_back({buffer_of(v), {begin, begin + v.span_bytes()}, access});
-  });
+  each_view(op.call,
+            [&](const View& v, kernels::Access access) { uses.push_back(use_of(v, access)); });
   return uses;
 }
 

@@ -432,7 +432,12 @@ struct BufferUse {
   Range bytes;  // from the view's first to one past its last byte
   kernels::Access access = kernels::Access::read;
 };
+BufferUse use_of(const View& v, kernels::Access access = kernels::Access::read);
 std::vector<BufferUse> uses_of(const Op& op);
+/// Whether both are the same bytes, whatever is done with them.
+inline bool same_bytes(const BufferUse& a, const BufferUse& b) {
+  return a.buffer == b.buffer && a.bytes == b.bytes;
+}
 
 /// Bytes the op sends, and its floating-point operations.
 comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op);

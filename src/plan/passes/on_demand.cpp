@@ -32,11 +32,6 @@ bool overlap(const BufferUse& a, const BufferUse& b) {
   return a.buffer == b.buffer && !intersect(a.bytes, b.bytes).empty();
 }
 
-BufferUse use_of(const View& v) {
-  const std::int64_t begin = offset_of(v);
-  return {buffer_of(v), {begin, begin + v.span_bytes()}, kernels::Access::read};
-}
-
 bool writes(const Op& op, const BufferUse& what) {
   return std::ranges::any_of(uses_of(op), [&](const BufferUse& use) {
     return use.access != kernels::Access::read && overlap(use, what);
@@ -86,8 +81,7 @@ class Demands {
     const BufferUse use = use_of(matrices);
     for (Demand& d : demands_) {
       const std::int64_t ranks = d.begins.rows();
-      const bool next = d.known == *known && d.matrices.buffer == use.buffer &&
-                        d.matrices.bytes == use.bytes &&
+      const bool next = d.known == *known && same_bytes(d.matrices, use) &&
                         begins.data == d.begins.data + d.begins.span_bytes();
       if (!next) continue;
       d.ops.push_back(op);

@@ -7,11 +7,6 @@
 
 namespace tessera::plan {
 
-/// Whether both are the same bytes, whatever is done with them.
-inline bool same_bytes(const BufferUse& a, const BufferUse& b) {
-  return a.buffer == b.buffer && a.bytes == b.bytes;
-}
-
 /// Where the bytes of buffers belong that stand in for others: what is copied there and back by
 /// fetches and evictions, perhaps in several hops.
 class Homes {
@@ -21,10 +16,7 @@ class Homes {
 
   /// The buffer that a use is of in the end, and which of its bytes.
   BufferUse home_of(BufferUse use) const;
-  BufferUse home_of(const View& v) const {
-    return home_of(
-        {buffer_of(v), {offset_of(v), offset_of(v) + v.span_bytes()}, kernels::Access::read});
-  }
+  BufferUse home_of(const View& v) const { return home_of(use_of(v)); }
 
   /// Whether `v` is `all`, or stands in for it.
   bool is_at(const View& v, const View& all) const {

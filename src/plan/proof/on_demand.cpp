@@ -14,10 +14,6 @@ struct Origin {
   bool operator==(const Origin&) const = default;
 };
 
-bool same_bytes(const View& a, const View& b) {
-  return a.data == b.data && a.span_bytes() == b.span_bytes();
-}
-
 /// Whether v is one of the rows of a dense matrix.
 bool is_row(const View& v, const View& of) {
   const std::int64_t from = v.data - of.data, bytes = v.span_bytes();
@@ -28,8 +24,9 @@ bool is_row(const View& v, const View& of) {
 /// Whether the op multiplies with what was copied, for the rows that it was copied for.
 bool multiplies(const Op& op, const Copy& copy) {
   const auto* product = kernel_of<kernels::ExpertLinear>(op);
-  return product != nullptr &&
-         (same_bytes(product->weight, copy.to) || same_bytes(product->codes.scales, copy.to)) &&
+  if (product == nullptr) return false;
+  const auto is_copied = [&](const View& v) { return v && same_bytes(use_of(v), use_of(copy.to)); };
+  return (is_copied(product->weight) || is_copied(product->codes.scales)) &&
          is_row(product->begins, copy.begins);
 }
 
