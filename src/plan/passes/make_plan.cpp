@@ -19,7 +19,8 @@ namespace tessera::plan {
 
 namespace {
 
-/// A micro-batch's visit of a unit takes about 50 KB of plan.
+/// A micro-batch's visit of a unit takes about 50 KB of plan. What the host loads of a micro-batch
+/// counts as one, also where its visits are not planned, because others repeat.
 constexpr std::int64_t kMostVisits = 1 << 18;
 
 /// The host loads the tokens of all micro-batches, a few megabytes, before anything else: so no op
@@ -92,8 +93,19 @@ std::int64_t visits_of(const PlanInputs& in, const PlanShape& shape) {
   return shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline);
 }
 
+namespace {
+
+/// Whether a plan for so many of the step's micro-batches, with the loads of all, is too large.
+bool is_too_large(const PlanInputs& in, const PlanShape& shape, std::int64_t micro_batches) {
+  PlanShape planned = shape;
+  planned.micro_batches = micro_batches;
+  return visits_of(in, planned) + shape.micro_batches > kMostVisits;
+}
+
+}  // namespace
+
 bool is_too_long(const PlanInputs& in, const PlanShape& shape) {
-  return visits_of(in, shape) > kMostVisits;
+  return is_too_large(in, shape, scheduled_at_first(in, shape).value_or(shape.micro_batches));
 }
 
 namespace {
@@ -151,7 +163,7 @@ std::optional<Plan> repeated_plan(const PlanInputs& in, const PlanShape& shape,
 }  // namespace
 
 Plan whole_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
-  if (is_too_long(in, shape)) throw too_long(shape);
+  if (is_too_large(in, shape, shape.micro_batches)) throw too_long(shape);
   Plan plan = plan_of(in, shape, place, shape.micro_batches);
   place_buffers(plan);
   return plan;

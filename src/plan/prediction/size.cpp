@@ -46,7 +46,7 @@ std::int64_t held_bytes(const Plan& plan) {
 
 PlanSize size_of_step(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   const std::int64_t round = schedule_round(in), few = 4 * round, more = 8 * round;
-  if (shape.micro_batches <= more || (scheduled_at_first(in, shape) && !is_too_long(in, shape)))
+  if (shape.micro_batches <= more || scheduled_at_first(in, shape))
     return measured(in, shape, shape.micro_batches, place);
   const PlanSize a = measured(in, shape, few, place), b = measured(in, shape, more, place);
   const double times =

@@ -95,6 +95,21 @@ TEST(Repeat, MakesPlansOfLongStepsSmall) {
   }
 }
 
+// Only what is planned takes memory, beside a load of each micro-batch.
+TEST(Repeat, LetsStepsBeLongerThanAPlan) {
+  Case c = make_case(1, 2, 100'000, ReduceWhen::step);
+  EXPECT_FALSE(is_too_long(c.inputs, c.shape));
+  EXPECT_TRUE(make_plan(c.inputs, c.shape, {}).repeat);
+  EXPECT_THROW(whole_plan(c.inputs, c.shape, {}), DeckError);
+  c.inputs.numerics.layout_mode = true;
+  EXPECT_TRUE(is_too_long(c.inputs, c.shape));
+  EXPECT_THROW(make_plan(c.inputs, c.shape, {}), DeckError);
+  c.inputs.numerics.layout_mode = false;
+  c.shape.micro_batches = std::int64_t{1} << 18;
+  EXPECT_TRUE(is_too_long(c.inputs, c.shape));
+  EXPECT_THROW(placed_plan(c.inputs, c.shape, {}), DeckError);
+}
+
 TEST(Repeat, KeepsWhatALayoutDoes) {
   std::mt19937 random(7);
   int may = 0;
