@@ -16,10 +16,10 @@ namespace tessera::comm {
 std::optional<int> most_blocks(Traffic traffic);
 
 /// Whether a communicator prefers what takes few thread blocks to what is fastest by itself (NCCL's
-/// NCCL_CTA_POLICY_EFFICIENCY, from version 2.27 on): gathers and sums that pass beside kernels.
-/// Within NVLink's switches those of registered memory then take the few blocks that such a switch
-/// needs, where rings take one a channel; elsewhere nothing changes. How many these are, NCCL
-/// knows.
+/// NCCL_CTA_POLICY_EFFICIENCY, from version 2.27 on): collectives of replicas, which pass beside
+/// kernels. Within NVLink's switches gathers of registered memory then take the few blocks that
+/// such a switch needs, where rings take one a channel; elsewhere, and of sums that are sent and
+/// added by us, nothing changes. How many these are, NCCL knows.
 bool is_sparing(Traffic traffic);
 
 }  // namespace tessera::comm

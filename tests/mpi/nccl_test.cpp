@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <thread>
 
 #include "comm/nccl/nccl_group.hpp"
 #include "core/random.hpp"
@@ -522,6 +524,15 @@ TEST_F(NcclGroups, AbortCommunicatorsThatDoNotConnect) {
     EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"});
     EXPECT_EQ(nccl_said().communicators, 0);
   }
+}
+
+// Others may be waited for between the begin of a communicator and the first look at it.
+TEST_F(NcclGroups, MayHaveConnectedBeforeTheyAreAsked) {
+  const auto group = make_nccl_group(*session_, all_ranks(), shape(Carrier::nccl),
+                                     Traffic::collectives, queue_, *device_, 0.01);
+  while (nccl_said().connecting > 0) session_->throw_if_peer_is_gone();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_NO_THROW(session_->connect());
 }
 
 TEST_F(NcclGroups, CloseNcclsGroupAfterARefusedCall) {

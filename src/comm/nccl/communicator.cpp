@@ -43,6 +43,10 @@ void Communicator::connect() {
 
 void Communicator::settle(ncclResult_t code, const char* call) const {
   const auto begin = connected_ ? SteadyClock::now() : made_;
+  const auto ask = [&] {
+    nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &code), "ncclCommGetAsyncError", comm_);
+  };
+  if (code == ncclInProgress) ask();  // what began long ago may be over
   while (code == ncclInProgress) {
     if (seconds_since(begin) > patience_) {
       throw CommError(fmt::format(
@@ -56,7 +60,7 @@ void Communicator::settle(ncclResult_t code, const char* call) const {
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &code), "ncclCommGetAsyncError", comm_);
+    ask();
   }
   nccl_->check(code, call, comm_);
 }

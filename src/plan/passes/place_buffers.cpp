@@ -17,10 +17,27 @@ bool is_placed(const Buffer& buffer, const Life& life) {
   return !buffer.persistent && life.end >= 0;
 }
 
+/// By buffer, whether it comes before others, so that all data ranks have it in the same place,
+/// which NCCL's registered memory wants (comm::Traffic::replicas). Where an optimizer needs whole
+/// matrices, ranks have different ones, with different scratch: there it is what data ranks
+/// exchange. Else all ranks have buffers of one size, and none comes first.
+std::vector<bool> comes_first(const Plan& plan) {
+  std::vector<bool> first(plan.buffers.size());
+  const auto of_matrices = [](const Op& op) { return op.kind == OpKind::matrices; };
+  if (std::ranges::none_of(plan.ops, of_matrices)) return first;
+  for (const Op& op : plan.ops) {
+    if (op.group != MeshGroup::data || !std::holds_alternative<comm::CollectiveCall>(op.call))
+      continue;
+    for (const BufferUse& use : uses_of(op)) first[static_cast<std::size_t>(use.buffer)] = true;
+  }
+  return first;
+}
+
 /// Buffers that lie in one place, one after another.
 struct Place {
   std::int64_t bytes = 0, offset = 0, number = 0;
   Location location = Location::device;
+  bool first = false;
   std::vector<Life> lives;  // in their order
   std::vector<std::size_t> buffers;
 
@@ -40,7 +57,7 @@ struct Place {
 };
 
 std::vector<Place> places_of(const Plan& plan, const std::vector<Life>& life,
-                             const std::vector<BufferId>& like) {
+                             const std::vector<BufferId>& like, const std::vector<bool>& first) {
   std::vector<std::size_t> in_order;
   for (std::size_t b = 0; b < plan.buffers.size(); ++b)
     if (is_placed(plan.buffers[b], life[b])) in_order.push_back(b);
@@ -53,11 +70,12 @@ std::vector<Place> places_of(const Plan& plan, const std::vector<Life>& life,
     std::size_t& own = place_of[b];
     if (!like.empty() && like[b] >= 0) own = at(place_of, like[b]);
     const bool fits = own != kNone && places[own].location == buffer.location &&
-                      places[own].bytes == rounded(plan, buffer) &&
+                      places[own].bytes == rounded(plan, buffer) && places[own].first == first[b] &&
                       places[own].lives.back().end < life[b].begin;
     if (!fits) {
       own = places.size();
-      places.push_back({.bytes = rounded(plan, buffer), .location = buffer.location});
+      places.push_back(
+          {.bytes = rounded(plan, buffer), .location = buffer.location, .first = first[b]});
     }
     places[own].lives.push_back(life[b]);
     places[own].buffers.push_back(b);
@@ -119,9 +137,11 @@ class Taken {
 /// The largest come first, so that small ones fill what is left (greedy by size: Pisarchyk and Lee
 /// 2020, Efficient Memory Management for Deep Neural Net Inference, section 5).
 PerLocation<std::int64_t> place_by_size(Plan& plan, const std::vector<Life>& life,
-                                        const std::vector<BufferId>& like) {
-  std::vector<Place> places = places_of(plan, life, like);
-  std::ranges::stable_sort(places, std::ranges::greater(), &Place::bytes);
+                                        const std::vector<BufferId>& like,
+                                        const std::vector<bool>& first) {
+  std::vector<Place> places = places_of(plan, life, like, first);
+  std::ranges::stable_sort(places, std::ranges::greater(),
+                           [](const Place& p) { return std::pair(p.first, p.bytes); });
   PerLocation<std::int64_t> ends{};
   Taken taken(plan.ops.size(), places.size());
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -141,13 +161,18 @@ PerLocation<std::int64_t> place_by_size(Plan& plan, const std::vector<Life>& lif
 void place_buffers(Plan& plan, const std::vector<BufferId>& like) {
   const std::vector<Life> life = buffer_lives(plan);
   ArenaBytes end{};  // of each arena, what persists first
-  for (Buffer& buffer : plan.buffers) {
-    if (!buffer.persistent) continue;
-    std::int64_t& arena_end = end[arena_of(buffer)];
-    buffer.offset = arena_end;
-    arena_end += rounded(plan, buffer);
+  // Data ranks exchange parameters, and have different state beside them: these come first, in
+  // every plan, for all of a run's plans have the same state.
+  for (const bool parameters : {true, false}) {
+    for (Buffer& buffer : plan.buffers) {
+      if (!buffer.persistent || (buffer.purpose == BufferPurpose::parameters) != parameters)
+        continue;
+      std::int64_t& arena_end = end[arena_of(buffer)];
+      buffer.offset = arena_end;
+      arena_end += rounded(plan, buffer);
+    }
   }
-  const PerLocation<std::int64_t> ends = place_by_size(plan, life, like);
+  const PerLocation<std::int64_t> ends = place_by_size(plan, life, like, comes_first(plan));
   // Where an arena has both, what lives within a step comes after what persists.
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     Buffer& buffer = plan.buffers[b];

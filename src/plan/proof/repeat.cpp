@@ -8,18 +8,18 @@ namespace tessera::plan {
 namespace {
 
 /// Nobody but loads writes the rows that are taken; their number is cleared once, before the first
-/// is taken, and is then that of those taken.
+/// is taken (check_order: nothing is read before it is written), and is then that of those taken.
 void check_rows(const Plan& plan) {
   const kernels::TakeRow* first = nullptr;
   for (const Op& op : plan.ops)
     if (first == nullptr) first = kernel_of<kernels::TakeRow>(op);
   if (first == nullptr) return;
   const BufferId rows = buffer_of(first->x), next = buffer_of(first->next);
-  bool cleared = false, taken = false;
+  bool cleared = false;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     const auto* take = kernel_of<kernels::TakeRow>(op);
-    const bool clears = kernel_of<kernels::Fill>(op) != nullptr && !cleared && !taken;
+    const bool clears = kernel_of<kernels::Fill>(op) != nullptr && !cleared;
     for (const BufferUse& use : uses_of(op)) {
       if (use.access == kernels::Access::read) continue;
       if (use.buffer == rows && !std::holds_alternative<LoadBatch>(op.call))
@@ -29,9 +29,8 @@ void check_rows(const Plan& plan) {
       cleared = true;
     }
     if (take == nullptr) continue;
-    if (!cleared || buffer_of(take->x) != rows || buffer_of(take->next) != next)
-      reject(plan, i, "takes a micro-batch of others, or before it is clear which is the first");
-    taken = true;
+    if (buffer_of(take->x) != rows || buffer_of(take->next) != next)
+      reject(plan, i, "takes a micro-batch of others");
   }
 }
 

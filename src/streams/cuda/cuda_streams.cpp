@@ -238,7 +238,8 @@ void CudaStreams::end_repeat() {
 void CudaStreams::launch() {
   for (const Section& section : now_->sections) {
     for (std::int64_t i = 0; i < section.times; ++i) {
-      if (look_ && i > 0) look_();  // a launch may wait for room, for ever where a peer is gone
+      // A launch may wait for room: for ever, where a peer was gone before it.
+      if (look_ && i > 0) look_();
       CUDA_TRY(cudaGraphLaunch(section.graph.get(), stream(kCompute)));
     }
   }

@@ -69,6 +69,49 @@ TEST(Matrices, AreSentAsTheyAreExpected) {
   EXPECT_GT(compared, 200);
 }
 
+/// Where data ranks have, within their arena, what they gather and add up.
+std::vector<std::int64_t> exchanged_places(const Plan& plan) {
+  std::vector<std::int64_t> all;
+  for (const Op& op : plan.ops) {
+    const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    if (call == nullptr || op.group != MeshGroup::data) continue;
+    visit_args(op.call, [&](const auto& args) {
+      if constexpr (requires { args.full; })
+        all.push_back(plan.buffer(buffer_of(args.full)).offset + offset_of(args.full));
+    });
+  }
+  return all;
+}
+
+// Trap: homes need more or less scratch, and NCCL's registered memory has one layout.
+TEST(Matrices, LeaveInPlaceWhatDataRanksExchange) {
+  struct : ScratchSizes {
+    std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
+      const auto* product = std::get_if<kernels::LinearBackwardInput>(&call);
+      return product == nullptr ? ScratchSizes::scratch_bytes(call) : 8 * product->d_x.elements();
+    }
+  } sizes;
+  std::mt19937 random(11);
+  int compared = 0;
+  for (int i = 0; i < 150; ++i) {
+    Case c = random_case(random);
+    const Mesh& mesh = c.inputs.layout.mesh;
+    if (mesh.data == 1) continue;
+    SCOPED_TRACE(fmt::format("case {}", i));
+    if (i % 3 > 0) c.inputs.optimizer = optim::muon({.by_heads = i % 3 == 1});
+    c.inputs.state_for = std::max(c.inputs.state_for, PlanPurpose::train);
+    c.shape.purpose = PlanPurpose::train;
+    c.inputs.device = &sizes;
+    c.inputs.layout.nccl = true;
+    c.inputs.layout.node_of.assign(static_cast<std::size_t>(mesh.size()), 0);
+    const auto first = exchanged_places(make_plan(c.inputs, c.shape, {}));
+    for (std::int64_t data = 1; data < mesh.data; ++data)
+      EXPECT_EQ(exchanged_places(make_plan(c.inputs, c.shape, {.data = data})), first);
+    compared += static_cast<int>(first.size());
+  }
+  EXPECT_GT(compared, 1000);
+}
+
 TEST(Matrices, AreDealtEvenlyAndOnce) {
   Case c = make_case(1, 4, 1, ReduceWhen::step);
   model::ModelConfig& m = c.inputs.model.config;

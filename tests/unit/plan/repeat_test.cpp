@@ -152,15 +152,26 @@ Plan repeated_plan(int stage = 3) {
   return make_plan(c.inputs, c.shape, {.data = 1});
 }
 
+/// A damaged plan is refused, for a reason that has these words.
+void expect_rejected(const Plan& plan, const std::function<void(Plan&)>& damage,
+                     const char* why = "") {
+  Plan broken = plan;
+  damage(broken);
+  try {
+    check(broken);
+    ADD_FAILURE() << "nothing " << why;
+  } catch (const InternalError& e) {
+    EXPECT_NE(std::string(e.what()).find(why), std::string::npos) << e.what();
+  }
+}
+
 TEST(Repeat, IsProved) {
   const Plan plan = repeated_plan();
   ASSERT_TRUE(plan.repeat);
   const Repeat& r = *plan.repeat;
   EXPECT_NO_THROW(check(plan));
   const auto rejected = [&](const std::function<void(Plan&)>& damage) {
-    Plan broken = plan;
-    damage(broken);
-    EXPECT_THROW(check(broken), InternalError);
+    expect_rejected(plan, damage);
   };
   rejected([](Plan& p) { ++p.repeat->times; });
   rejected([](Plan& p) { p.repeat.reset(); });
@@ -171,14 +182,7 @@ TEST(Repeat, IsProved) {
   rejected([](Plan& p) { ++p.scheduled; });
   // What is in order in the plan, but not what the first copy does: only the comparison sees it.
   const auto rejected_as = [&](const char* why, const std::function<void(Plan&)>& damage) {
-    Plan broken = plan;
-    damage(broken);
-    try {
-      check(broken);
-      ADD_FAILURE() << "nothing " << why;
-    } catch (const InternalError& e) {
-      EXPECT_NE(std::string(e.what()).find(why), std::string::npos) << e.what();
-    }
+    expect_rejected(plan, damage, why);
   };
   constexpr const char* kNotTwice = "is not there a second time";
   int waits = 0;
@@ -208,10 +212,8 @@ TEST(Repeat, TakesEveryMicroBatchInItsTurn) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i)
     if (is_take(plan.ops[i])) takes.push_back(i);
   ASSERT_GT(takes.size(), 20U);
-  const auto rejected = [&](const std::function<void(Plan&)>& damage) {
-    Plan broken = plan;
-    damage(broken);
-    EXPECT_THROW(check(broken), InternalError);
+  const auto rejected = [&](const std::function<void(Plan&)>& damage, const char* why = "") {
+    expect_rejected(plan, damage, why);
   };
   const kernels::TakeRow take = *kernel_of<kernels::TakeRow>(plan.ops[takes[3]]);
   const auto in_place_of = [&](std::size_t op, const kernels::KernelCall& call) {
@@ -231,6 +233,20 @@ TEST(Repeat, TakesEveryMicroBatchInItsTurn) {
                second = static_cast<std::size_t>(p.repeat->second());
     p.ops[first + 1].call = p.ops[second + 1].call = kernels::KernelCall{clear};
   });
+  // As scratch, of which nothing else is known.
+  int scratches = 0;
+  for (std::size_t i = takes[3]; i < takes[4]; ++i) {
+    auto call = plan.ops[i].call;
+    visit_args(call, [&](auto& args) {
+      if constexpr (requires { args.scratch; }) {
+        if (!args.scratch) return;
+        args.scratch = take.next;
+        ++scratches;
+        rejected([&](Plan& p) { p.ops[i].call = call; }, "changes which micro-batch is the next");
+      }
+    });
+  }
+  EXPECT_GT(scratches, 0);
   rejected(in_place_of(takes[2], kernels::Fill{.out = take.x.row_range(7, 1)}));
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const auto* fill = kernel_of<kernels::Fill>(plan.ops[i]);
