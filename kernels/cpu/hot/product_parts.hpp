@@ -27,9 +27,9 @@ inline TileC sums_of(const ProductPart& part, Range rows, Range columns, float* 
 /// Whether c is written past the caches: not where it is read anyway, to be added to, or has rows
 /// that do not begin on whole vectors.
 inline bool goes_past_caches(const Product& p) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(p.c.data);
-  return p.write == Write::overwrite && exceeds_caches(p.m() * p.n() * size_of(p.c.type)) &&
-         p.c.ld % kLanes == 0 && begin % static_cast<std::size_t>(kLanes * size_of(p.c.type)) == 0;
+  const std::int64_t size = size_of(p.c.type);
+  return p.write == Write::overwrite && exceeds_caches(p.m() * p.n() * size) &&
+         p.c.ld % kLanes == 0 && lies_on(p.c.data, static_cast<std::size_t>(kLanes * size));
 }
 
 /// Asks for a tile of c, which is written when its sums are made.

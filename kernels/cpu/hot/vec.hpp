@@ -338,6 +338,11 @@ TESSERA_INLINE constexpr bool exceeds_caches(std::int64_t bytes) {
   return bytes > std::int64_t{2} << 20;
 }
 
+/// Whether p lies on a boundary of so many bytes, a power of two.
+TESSERA_INLINE bool lies_on(const void* p, std::size_t bytes) {
+  return (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1)) == 0;
+}
+
 /// Writes 64 or 32 bytes past the caches.
 template <std::size_t kBytes>
 TESSERA_INLINE void stream(void* to, const void* from) {
@@ -364,8 +369,7 @@ TESSERA_INLINE void stream(void* to, const void* from) {
 template <typename T>
 TESSERA_INLINE void store_past_caches(T* p, const Vec& v, std::int64_t count) {
   constexpr std::size_t kBytes = kLanes * sizeof(T);
-  if (count < kLanes || reinterpret_cast<std::uintptr_t>(p) % kBytes != 0)
-    return store(p, v, count);
+  if (count < kLanes || !lies_on(p, kBytes)) return store(p, v, count);
   alignas(64) T lane[kLanes];
   store(lane, v, kLanes);
   stream<kBytes>(p, lane);

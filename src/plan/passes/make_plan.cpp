@@ -23,6 +23,13 @@ namespace {
 /// counts as one, also where its visits are not planned, because others repeat.
 constexpr std::int64_t kMostVisits = 1 << 18;
 
+/// Whether a plan for so many of the step's micro-batches, with the loads of all, is too large.
+bool is_too_large(const PlanInputs& in, const PlanShape& shape, std::int64_t micro_batches) {
+  PlanShape planned = shape;
+  planned.micro_batches = micro_batches;
+  return visits_of(in, planned) + shape.micro_batches > kMostVisits;
+}
+
 /// The host loads the tokens of all micro-batches, a few megabytes, before anything else: so no op
 /// of the step waits for the host.
 void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
@@ -92,17 +99,6 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
 std::int64_t visits_of(const PlanInputs& in, const PlanShape& shape) {
   return shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline);
 }
-
-namespace {
-
-/// Whether a plan for so many of the step's micro-batches, with the loads of all, is too large.
-bool is_too_large(const PlanInputs& in, const PlanShape& shape, std::int64_t micro_batches) {
-  PlanShape planned = shape;
-  planned.micro_batches = micro_batches;
-  return visits_of(in, planned) + shape.micro_batches > kMostVisits;
-}
-
-}  // namespace
 
 bool is_too_long(const PlanInputs& in, const PlanShape& shape) {
   return is_too_large(in, shape, scheduled_at_first(in, shape).value_or(shape.micro_batches));

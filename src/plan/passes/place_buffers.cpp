@@ -57,7 +57,8 @@ struct Place {
 };
 
 std::vector<Place> places_of(const Plan& plan, const std::vector<Life>& life,
-                             const std::vector<BufferId>& like, const std::vector<bool>& first) {
+                             const std::vector<BufferId>& like) {
+  const std::vector<bool> first = comes_first(plan);
   std::vector<std::size_t> in_order;
   for (std::size_t b = 0; b < plan.buffers.size(); ++b)
     if (is_placed(plan.buffers[b], life[b])) in_order.push_back(b);
@@ -137,9 +138,8 @@ class Taken {
 /// The largest come first, so that small ones fill what is left (greedy by size: Pisarchyk and Lee
 /// 2020, Efficient Memory Management for Deep Neural Net Inference, section 5).
 PerLocation<std::int64_t> place_by_size(Plan& plan, const std::vector<Life>& life,
-                                        const std::vector<BufferId>& like,
-                                        const std::vector<bool>& first) {
-  std::vector<Place> places = places_of(plan, life, like, first);
+                                        const std::vector<BufferId>& like) {
+  std::vector<Place> places = places_of(plan, life, like);
   std::ranges::stable_sort(places, std::ranges::greater(),
                            [](const Place& p) { return std::pair(p.first, p.bytes); });
   PerLocation<std::int64_t> ends{};
@@ -172,7 +172,7 @@ void place_buffers(Plan& plan, const std::vector<BufferId>& like) {
       arena_end += rounded(plan, buffer);
     }
   }
-  const PerLocation<std::int64_t> ends = place_by_size(plan, life, like, comes_first(plan));
+  const PerLocation<std::int64_t> ends = place_by_size(plan, life, like);
   // Where an arena has both, what lives within a step comes after what persists.
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     Buffer& buffer = plan.buffers[b];

@@ -30,7 +30,7 @@ class GatherCheck {
     std::vector<std::int64_t> owners;
     bool used = false;
     View where;
-    Range bytes() const { return {offset_of(where), offset_of(where) + where.span_bytes()}; }
+    Range bytes() const { return use_of(where).bytes; }
   };
   void check_arrived(const Op& op) const;
   void check_kept(const Op& op) const;

@@ -10,8 +10,8 @@ namespace {
 struct Shape {
   std::int64_t m, n, k, gap;
 };
-/// Odd ones; a deep one of several groups of rows; a depth of several blocks; then more rows, or
-/// columns, than a block has; results that go past the caches.
+/// Odd ones; a deep one of more rows than are packed at once; a depth of several blocks; then more
+/// rows, or columns, than a block has; results that go past the caches.
 const std::vector<Shape> kShapes = {{1, 1, 1, 0},       {7, 70, 33, 0},     {13, 129, 64, 1},
                                     {100, 65, 130, 2},  {110, 70, 1101, 1}, {3, 10, 6500, 0},
                                     {6500, 3, 10, 0},   {4, 3300, 20, 4},   {2, 600, 3200, 0},

@@ -170,8 +170,8 @@ TEST(Repeat, IsProved) {
   ASSERT_TRUE(plan.repeat);
   const Repeat& r = *plan.repeat;
   EXPECT_NO_THROW(check(plan));
-  const auto rejected = [&](const std::function<void(Plan&)>& damage) {
-    expect_rejected(plan, damage);
+  const auto rejected = [&](const std::function<void(Plan&)>& damage, const char* why = "") {
+    expect_rejected(plan, damage, why);
   };
   rejected([](Plan& p) { ++p.repeat->times; });
   rejected([](Plan& p) { p.repeat.reset(); });
@@ -181,9 +181,6 @@ TEST(Repeat, IsProved) {
   rejected([](Plan& p) { p.repeat->first = -1; });
   rejected([](Plan& p) { ++p.scheduled; });
   // What is in order in the plan, but not what the first copy does: only the comparison sees it.
-  const auto rejected_as = [&](const char* why, const std::function<void(Plan&)>& damage) {
-    expect_rejected(plan, damage, why);
-  };
   constexpr const char* kNotTwice = "is not there a second time";
   int waits = 0;
   for (OpId i = r.second(); i < r.end(); ++i) {
@@ -194,16 +191,16 @@ TEST(Repeat, IsProved) {
     for (OpId later = wait + 1; later < i; ++later) {
       if (plan.op(later).stream != plan.op(wait).stream) continue;
       ++waits;
-      rejected_as(kNotTwice,
-                  [&](Plan& p) { p.ops[static_cast<std::size_t>(i)].waits.front() = later; });
+      rejected([&](Plan& p) { p.ops[static_cast<std::size_t>(i)].waits.front() = later; },
+               kNotTwice);
       break;
     }
   }
   EXPECT_GT(waits, 3);
   const auto second = static_cast<std::size_t>(r.second());
-  rejected_as(kNotTwice, [&](Plan& p) { p.ops[second + 2].waits.push_back(0); });
-  rejected_as(kNotTwice, [&](Plan& p) { p.ops[second + 2].again = !p.ops[second + 2].again; });
-  rejected_as(kNotTwice, [&](Plan& p) { ++p.ops[second + 2].micro_batch; });
+  rejected([&](Plan& p) { p.ops[second + 2].waits.push_back(0); }, kNotTwice);
+  rejected([&](Plan& p) { p.ops[second + 2].again = !p.ops[second + 2].again; }, kNotTwice);
+  rejected([&](Plan& p) { ++p.ops[second + 2].micro_batch; }, kNotTwice);
 }
 
 TEST(Repeat, TakesEveryMicroBatchInItsTurn) {
