@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/choices.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -21,18 +21,6 @@ struct Activate {
   bool operator==(const Activate&) const = default;
 };
 
-inline void check_halves(const View& x, const View& y, ActivationKind kind) {
-  const std::int64_t parts = gated(kind) ? 2 : 1;
-  TESSERA_CHECK(x.rows() == y.rows() && x.cols() == parts * y.cols(), "{} of ({}, {}) in ({}, {})",
-                enum_word(kind), x.rows(), x.cols(), y.rows(), y.cols());
-}
-
-inline void check(const Activate& a) {
-  check_floats({a.x});
-  check_same_type({a.x, a.y});
-  check_halves(a.x, a.y, a.kind);
-}
-
 /// d_x = f'(x) d_y; d_x may be the same memory as x, and of a kind without gate as d_y.
 struct ActivateBackward {
   static constexpr const char* kName = "activation_backward";
@@ -49,12 +37,5 @@ struct ActivateBackward {
   }
   bool operator==(const ActivateBackward&) const = default;
 };
-
-inline void check(const ActivateBackward& a) {
-  check_floats({a.x});
-  check_same_type({a.x, a.d_y, a.d_x});
-  check_same_matrix({a.x, a.d_x});
-  check_halves(a.x, a.d_y, a.kind);
-}
 
 }  // namespace tessera::kernels

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/math.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -15,9 +15,7 @@ struct CachedSample {
 };
 inline constexpr std::int64_t kCachedColumns = sizeof(CachedSample) / sizeof(std::int32_t);
 
-inline void check_cached(const View& cached, std::int64_t samples) {
-  if (cached) check_flat({cached}, DType::i32, samples * kCachedColumns);
-}
+void check_cached(const View& cached, std::int64_t samples);
 
 /// A cache is pages of N tokens each (Kwon et al. 2023, PagedAttention). Which of them a sample has
 /// is a row of a table (B, P) i32: token t of the sequence is in row t % N of page t / N of the
@@ -28,13 +26,7 @@ inline constexpr std::int64_t kPageTokens = 64;
 constexpr std::int64_t pages_of(std::int64_t tokens) { return ceil_div(tokens, kPageTokens); }
 
 /// Of a table of pages, and a cache (pages, N, C).
-inline void check_pages(const View& pages, std::int64_t samples, const View& cache) {
-  check_flat({pages}, DType::i32, pages.elements());
-  TESSERA_CHECK(pages.rank == 2 && pages.extent(0) == samples && cache.rank == 3 &&
-                    (pages.extent(1) == 1 || cache.extent(1) % kPageTokens == 0),
-                "{} x {} pages of {} tokens, for {} samples", pages.extent(0), pages.extent(1),
-                cache.extent(1), samples);
-}
+void check_pages(const View& pages, std::int64_t samples, const View& cache);
 
 /// Puts the `count` tokens of each sample behind those that the cache has of it.
 struct Remember {
@@ -54,15 +46,5 @@ struct Remember {
   }
   bool operator==(const Remember&) const = default;
 };
-
-inline void check(const Remember& a) {
-  check_floats({a.x});
-  check_same_type({a.x, a.cache});
-  TESSERA_CHECK(a.x.rank == 3 && a.cache.rank == 3 && a.x.cols() == a.cache.cols() && a.cached,
-                "({}, {}, {}) into ({}, {}, {})", a.x.extent(0), a.x.extent(1), a.x.cols(),
-                a.cache.extent(0), a.cache.extent(1), a.cache.cols());
-  check_cached(a.cached, a.x.extent(0));
-  check_pages(a.pages, a.x.extent(0), a.cache);
-}
 
 }  // namespace tessera::kernels

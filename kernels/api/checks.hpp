@@ -10,59 +10,24 @@
 namespace tessera::kernels {
 
 /// Absent views pass; the others must be f32, bf16 or f16.
-inline void check_floats(std::initializer_list<View> views) {
-  for (const View& v : views) {
-    TESSERA_CHECK(!v || v.type == DType::f32 || v.type == DType::bf16 || v.type == DType::f16,
-                  "type {}", to_string(v.type));
-  }
-}
+void check_floats(std::initializer_list<View> views);
 
 /// All present views have the first one's type.
-inline void check_same_type(std::initializer_list<View> views) {
-  const DType type = views.begin()->type;
-  for (const View& v : views) {
-    TESSERA_CHECK(!v || v.type == type, "{} beside {}", to_string(v.type), to_string(type));
-  }
-}
+void check_same_type(std::initializer_list<View> views);
 
 /// All present views have the first one's rows and columns.
-inline void check_same_matrix(std::initializer_list<View> views) {
-  const View& first = *views.begin();
-  for (const View& v : views) {
-    TESSERA_CHECK(!v || (v.rows() == first.rows() && v.cols() == first.cols()),
-                  "({}, {}) beside ({}, {})", v.rows(), v.cols(), first.rows(), first.cols());
-  }
-}
+void check_same_matrix(std::initializer_list<View> views);
 
 /// All are present, dense, and hold `count` elements of `type`.
-inline void check_flat(std::initializer_list<View> views, DType type, std::int64_t count) {
-  for (const View& v : views) {
-    TESSERA_CHECK(v && v.dense() && v.type == type && v.elements() == count,
-                  "{} elements of {}, expected {} of {}", v.elements(), to_string(v.type), count,
-                  to_string(type));
-  }
-}
+void check_flat(std::initializer_list<View> views, DType type, std::int64_t count);
 
 /// Documents of B samples of T tokens: absent, or (B, T, 2) i32, which says for each token with
 /// which token of its sample its document begins, and behind which it ends. Documents follow one
 /// another without gaps.
-inline void check_documents(const View& documents, std::int64_t samples, std::int64_t tokens) {
-  if (!documents) return;
-  check_flat({documents}, DType::i32, samples * tokens * 2);
-  TESSERA_CHECK(documents.rank == 3 && documents.extent(1) == tokens,
-                "documents of {} tokens in {} axes, expected {} in 3", documents.extent(1),
-                documents.rank, tokens);
-}
+void check_documents(const View& documents, std::int64_t samples, std::int64_t tokens);
 
 /// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample; 0 <= jitter < 1 where the
 /// operation can have one, and not both.
-inline void check_dropout(const Dropout& dropout, std::int64_t samples, bool may_jitter = false) {
-  TESSERA_CHECK(dropout.p >= 0 && dropout.p < 1 && dropout.first >= 0, "dropout {} from element {}",
-                dropout.p, dropout.first);
-  const float most = may_jitter && dropout.p == 0 ? 1 : 0;
-  TESSERA_CHECK(dropout.jitter == 0 || (dropout.jitter > 0 && dropout.jitter < most),
-                "jitter {} beside dropout {}", dropout.jitter, dropout.p);
-  if (dropout) check_flat({dropout.samples}, DType::i64, samples);
-}
+void check_dropout(const Dropout& dropout, std::int64_t samples, bool may_jitter = false);
 
 }  // namespace tessera::kernels

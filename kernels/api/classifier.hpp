@@ -4,7 +4,7 @@
 // gradients are those of the logits as they come.
 #pragma once
 
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -18,12 +18,6 @@ struct LossTerms {
   float z_loss = 0;           // z
   bool operator==(const LossTerms&) const = default;
 };
-
-inline void check_terms(const LossTerms& t) {
-  TESSERA_CHECK(t.label_smoothing >= 0 && t.label_smoothing < 1, "label smoothing of {}",
-                t.label_smoothing);
-  TESSERA_CHECK(t.z_loss >= 0, "a z-loss of {}", t.z_loss);
-}
 
 /// losses[i] = logsumexp(logits[i, :V]) - logits[i, target], as LossTerms change it; with `scale`
 /// present logits become their gradient times it, which without terms is (softmax - onehot) *
@@ -47,19 +41,6 @@ struct Classify {
   }
   bool operator==(const Classify&) const = default;
 };
-
-inline void check_cap(float cap) { TESSERA_CHECK(cap >= 0, "a soft cap of {}", cap); }
-
-inline void check(const Classify& a) {
-  check_floats({a.logits});
-  check_flat({a.losses}, DType::f32, a.logits.rows());
-  if (a.scale) check_flat({a.scale}, DType::f32, 1);
-  TESSERA_CHECK(a.vocab > 0 && a.vocab <= a.logits.cols(), "vocabulary {} of {} columns", a.vocab,
-                a.logits.cols());
-  check_flat({a.targets}, DType::i32, a.logits.rows());
-  check_cap(a.soft_cap);
-  check_terms(a.terms);
-}
 
 /// Numbers of f32 that a part of the vocabulary says of a row.
 inline constexpr std::int64_t kPartStats = 4;
@@ -86,20 +67,6 @@ struct ClassifyPart {
   bool operator==(const ClassifyPart&) const = default;
 };
 
-template <typename Operation>
-void check_part(const Operation& a) {
-  check_floats({a.logits});
-  TESSERA_CHECK(a.first_token >= 0 && a.vocab > 0, "tokens from {} on of a vocabulary of {}",
-                a.first_token, a.vocab);
-  check_flat({a.targets}, DType::i32, a.logits.rows());
-  check_cap(a.soft_cap);
-}
-
-inline void check(const ClassifyPart& a) {
-  check_part(a);
-  check_flat({a.stats}, DType::f32, kPartStats * a.logits.rows());
-}
-
 /// From the stats of all parts: losses[i] = lse[i] - target's logit, as LossTerms change it, lse =
 /// logsumexp over the vocabulary; sums over parts are aligned binary trees. A target below 0 is
 /// ignored: loss 0.
@@ -120,17 +87,6 @@ struct ClassifyLoss {
   }
   bool operator==(const ClassifyLoss&) const = default;
 };
-
-inline void check(const ClassifyLoss& a) {
-  TESSERA_CHECK(a.stats.rank == 3 && a.stats.extent(0) >= 1 && a.stats.cols() == kPartStats,
-                "stats are (parts, rows, {})", kPartStats);
-  const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
-  check_flat({a.stats}, DType::f32, kPartStats * parts * rows);
-  check_flat({a.targets}, DType::i32, rows);
-  check_flat({a.losses, a.lse}, DType::f32, rows);
-  TESSERA_CHECK(a.vocab > 0, "a vocabulary of {}", a.vocab);
-  check_terms(a.terms);
-}
 
 /// A part's logits become their gradient times `scale`, which without LossTerms is (exp(logit -
 /// lse) - onehot) * scale; 0 in padding and in rows whose target is ignored. Each row may have a
@@ -155,13 +111,6 @@ struct ClassifyGradient {
   bool operator==(const ClassifyGradient&) const = default;
 };
 
-inline void check(const ClassifyGradient& a) {
-  check_part(a);
-  check_flat({a.lse}, DType::f32, a.logits.rows());
-  check_flat({a.scale}, DType::f32, a.scale.elements() == 1 ? 1 : a.logits.rows());
-  check_terms(a.terms);
-}
-
 /// out = cap tanh(x / cap): what logits with a soft cap are.
 struct SoftCap {
   static constexpr const char* kName = "soft_cap";
@@ -182,13 +131,6 @@ struct SoftCap {
   bool operator==(const SoftCap&) const = default;
 };
 
-inline void check(const SoftCap& a) {
-  check_floats({a.x});
-  check_same_type({a.x, a.out});
-  check_same_matrix({a.x, a.out});
-  TESSERA_CHECK(a.cap > 0, "a soft cap of {}", a.cap);
-}
-
 /// counts[target, p] += 1 for each row, p being the first of the largest of its V logits: a matrix
 /// of confusion. Rows whose target is ignored count nowhere.
 struct Confusion {
@@ -205,14 +147,5 @@ struct Confusion {
   }
   bool operator==(const Confusion&) const = default;
 };
-
-inline void check(const Confusion& a) {
-  check_floats({a.logits});
-  check_flat({a.targets}, DType::i32, a.logits.rows());
-  const std::int64_t classes = a.counts.cols();
-  check_flat({a.counts}, DType::i64, classes * classes);
-  TESSERA_CHECK(classes >= 1 && classes <= a.logits.cols(), "{} classes of {} columns", classes,
-                a.logits.cols());
-}
 
 }  // namespace tessera::kernels

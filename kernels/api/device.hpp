@@ -112,6 +112,13 @@ struct VariantAfter {
 using KernelCall = VariantAfter<void TESSERA_EACH_OPERATION(TESSERA_COMMA_AND)>::type;
 #undef TESSERA_COMMA_AND
 
+/// What every back end checks of an operation's arguments before it runs: types, shapes and ranges
+/// of settings, not what memory holds. Throws InternalError. Each stands with its operation's
+/// family.
+#define TESSERA_DECLARE_CHECK(Operation) void check(const Operation& args);
+TESSERA_EACH_OPERATION(TESSERA_DECLARE_CHECK)
+#undef TESSERA_DECLARE_CHECK
+
 /// f.template operator()<Operation>() for each operation, in the order of the list.
 template <typename F>
 void for_each_operation(F&& f) {
@@ -131,28 +138,11 @@ void for_each_example(Tensor&& tensor, F&& f) {
 }
 
 /// The names of all operations: what a machine file may give rates for.
-inline std::set<std::string_view> operation_names() {
-  std::set<std::string_view> names;
-  for_each_operation([&]<typename Operation>() {
-    if constexpr (requires { Operation::kNames; }) {
-      for (const auto& [value, name] : Operation::kNames) names.insert(name);
-    } else {
-      names.insert(Operation::kName);
-    }
-  });
-  return names;
-}
+std::set<std::string_view> operation_names();
 
 /// Floating-point operations of the matrix work; elementwise work counts 0, as in published MFU
 /// figures.
-inline double flop_of(const KernelCall& call) {
-  return std::visit(
-      [](const auto& args) -> double {
-        if constexpr (requires { args.flop(); }) return args.flop();
-        return 0;
-      },
-      call);
-}
+double flop_of(const KernelCall& call);
 
 /// Bytes that `args` moves: those of every view but scratch, counted twice where it is updated; or
 /// what the operation itself says.
@@ -198,13 +188,6 @@ class Device {
 };
 
 /// Whether the call has as many bytes of scratch as it needs.
-inline void check_scratch(const KernelCall& call, std::int64_t needed) {
-  std::visit(
-      [&](const auto& args) {
-        TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
-                      name_of_args(args), args.scratch.span_bytes(), needed);
-      },
-      call);
-}
+void check_scratch(const KernelCall& call, std::int64_t needed);
 
 }  // namespace tessera::kernels

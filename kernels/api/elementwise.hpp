@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/exact_sum.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 #include "kernels/api/optimizer.hpp"
 
 namespace tessera::kernels {
@@ -19,8 +19,6 @@ struct Fill {
   }
   bool operator==(const Fill&) const = default;
 };
-
-inline void check(const Fill& a) { TESSERA_CHECK(a.out.dense(), "fill of a strided view"); }
 
 /// out = row next[0] of x, and next[0] becomes the number of the next row, behind the last that of
 /// the first: so work that is the same each time goes through rows.
@@ -41,13 +39,6 @@ struct TakeRow {
 
 inline constexpr std::int64_t kRowAlignment = 16;
 
-inline void check(const TakeRow& a) {
-  check_flat({a.out}, DType::u8, a.x.cols());
-  check_flat({a.next}, DType::i64, 1);
-  TESSERA_CHECK(a.x.type == DType::u8 && a.x.dense() && a.x.cols() % kRowAlignment == 0,
-                "take_row of {} {} bytes", a.x.rows(), a.x.cols());
-}
-
 /// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense with
 /// equal counts, or matrices of equal shape whose rows are any distance apart. With a verdict
 /// (VerdictField::count f32): only where it applies the step.
@@ -66,17 +57,6 @@ struct Convert {
   }
   bool operator==(const Convert&) const = default;
 };
-
-inline void check(const Convert& a) {
-  check_floats({a.x, a.out});
-  if (a.x.dense() && a.out.dense()) {
-    check_flat({a.x}, a.x.type, a.x.elements());
-    check_flat({a.out}, a.out.type, a.x.elements());
-  } else {
-    check_same_matrix({a.x, a.out});
-  }
-  if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
-}
 
 /// Which tokens of a sequence each of P equal shares of it has, for causal attention: of 2 P equal
 /// chunks share p has the p-th and the p-th from the end, so that all shares have as many pairs of
@@ -119,15 +99,6 @@ struct OrderChunks {
   bool operator==(const OrderChunks&) const = default;
 };
 
-inline void check(const OrderChunks& a) {
-  check_floats({a.x, a.out});
-  check_same_type({a.x, a.out});
-  check_same_matrix({a.x.matrix(), a.out.matrix()});
-  TESSERA_CHECK(
-      a.samples > 0 && a.chunks.shares > 0 && a.x.rows() % (a.chunks.count() * a.samples) == 0,
-      "{} rows of {} samples in {} shares", a.x.rows(), a.samples, a.chunks.shares);
-}
-
 /// out = factor x.
 struct Scale {
   static constexpr const char* kName = "scale";
@@ -147,12 +118,6 @@ struct Scale {
   }
   bool operator==(const Scale&) const = default;
 };
-
-inline void check(const Scale& a) {
-  check_floats({a.x});
-  check_same_type({a.x, a.out});
-  check_same_matrix({a.x, a.out});
-}
 
 /// out = keep out + add y. With `scalars`, add is multiplied with the loss scale, 1 / their
 /// StepScalar::unscale; with a verdict with its coefficient, and where that skips the step out
@@ -174,12 +139,6 @@ struct Blend {
   bool operator==(const Blend&) const = default;
 };
 
-inline void check(const Blend& a) {
-  check_flat({a.y, a.out}, DType::f32, a.out.elements());
-  if (a.scalars) check_flat({a.scalars}, DType::f32, kScalars);
-  if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
-}
-
 /// out (+)= the sum of the parts, added in f32 in an aligned binary tree, ((0+1)+(2+3))+..., plus
 /// bias, rounded once. With Write::add the sum is added to out as a whole.
 struct TreeSum {
@@ -198,15 +157,6 @@ struct TreeSum {
   bool operator==(const TreeSum&) const = default;
 };
 
-inline void check(const TreeSum& a) {
-  check_floats({a.parts, a.bias, a.out});
-  const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);
-  TESSERA_CHECK(a.parts.rank >= 2 && parts >= 1, "sum of {} parts of {} axes", parts, a.parts.rank);
-  check_flat({a.parts}, a.bias ? DType::f32 : a.parts.type, parts * n);
-  check_flat({a.out}, a.out.type, n);
-  if (a.bias) check_flat({a.bias}, a.bias.type, a.out.cols());
-}
-
 /// accumulator += exact sum of x or of x^2 (core/exact_sum.hpp): no rounding, hence no order.
 /// Not-a-numbers and infinities are counted there instead.
 struct ExactSum {
@@ -224,12 +174,6 @@ struct ExactSum {
   bool operator==(const ExactSum&) const = default;
 };
 
-inline void check(const ExactSum& a) {
-  check_floats({a.x});
-  check_flat({a.x}, a.x.type, a.x.elements());
-  check_flat({a.accumulator}, DType::i64, kExactSumWords);
-}
-
 /// accumulators[into[r]] += exact sum of row r of x, as of ExactSum; a row whose `into` is below 0
 /// is in no sum.
 struct ExactSums {
@@ -246,14 +190,5 @@ struct ExactSums {
   }
   bool operator==(const ExactSums&) const = default;
 };
-
-inline void check(const ExactSums& a) {
-  check_floats({a.x});
-  TESSERA_CHECK(a.x.rank == 2 && a.accumulators.rank == 2,
-                "sums of the rows of {} axes in a matrix of {}", a.x.rank, a.accumulators.rank);
-  check_flat({a.x}, a.x.type, a.x.elements());
-  check_flat({a.into}, DType::i32, a.x.rows());
-  check_flat({a.accumulators}, DType::i64, a.accumulators.rows() * kExactSumWords);
-}
 
 }  // namespace tessera::kernels

@@ -2,7 +2,7 @@
 // and products by columns that are scaled with them.
 #pragma once
 
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -24,13 +24,6 @@ struct RowSquares {
   bool operator==(const RowSquares&) const = default;
 };
 
-inline void check(const RowSquares& a) {
-  check_floats({a.weight});
-  TESSERA_CHECK(a.update.type == DType::f32, "an update of {}", to_string(a.update.type));
-  check_same_matrix({a.weight, a.update});
-  check_flat({a.out}, DType::f32, a.weight.rows());
-}
-
 /// out = x times magnitude / sqrt(squares) + bias, by columns, rounded once. Columns whose squares
 /// are 0, and all where there is no magnitude, are not scaled.
 struct ScaleColumns {
@@ -50,16 +43,6 @@ struct ScaleColumns {
   bool operator==(const ScaleColumns&) const = default;
 };
 
-inline void check(const ScaleColumns& a) {
-  check_floats({a.x, a.magnitude, a.bias, a.out});
-  TESSERA_CHECK(a.x.type == DType::f32 || a.x.type == a.out.type, "{} to {}", to_string(a.x.type),
-                to_string(a.out.type));
-  check_same_matrix({a.x, a.out});
-  TESSERA_CHECK(a.magnitude || a.bias, "neither magnitudes nor biases");
-  if (a.magnitude) check_flat({a.magnitude, a.squares}, DType::f32, a.x.cols());
-  if (a.bias) check_flat({a.bias}, a.bias.type, a.x.cols());
-}
-
 /// out (+)= the sum over rows of d_y x / sqrt(squares), by columns, in f32, in an order that rows
 /// alone decide: the gradient of ScaleColumns' magnitude from that of its out. 0 where squares are.
 struct MagnitudeBackward {
@@ -78,13 +61,5 @@ struct MagnitudeBackward {
   }
   bool operator==(const MagnitudeBackward&) const = default;
 };
-
-inline void check(const MagnitudeBackward& a) {
-  check_floats({a.d_y, a.out});
-  check_same_type({a.d_y, a.x});
-  check_same_matrix({a.d_y, a.x});
-  check_flat({a.squares}, DType::f32, a.x.cols());
-  check_flat({a.out}, a.out.type, a.x.cols());
-}
 
 }  // namespace tessera::kernels

@@ -3,7 +3,7 @@
 
 #include "core/enums.hpp"
 #include "core/exact_sum.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -50,14 +50,6 @@ struct Verdict {
   }
   bool operator==(const Verdict&) const = default;
 };
-
-inline void check(const Verdict& a) {
-  check_flat({a.squares}, DType::i64, kExactSumWords);
-  if (a.targets) check_flat({a.targets}, DType::i64, 1);
-  TESSERA_CHECK(a.all_targets >= 1, "{} targets", a.all_targets);
-  check_flat({a.scalars}, DType::f32, kScalars);
-  check_flat({a.verdict}, DType::f32, kVerdictFields);
-}
 
 /// What an optimizer does to one element; kernels/common/optimizer_steps has the arithmetic.
 enum class UpdateRule : std::uint8_t {
@@ -233,12 +225,6 @@ struct AverageTrust {
   bool operator==(const AverageTrust&) const = default;
 };
 
-inline void check(const AverageTrust& a) {
-  check_flat({a.average}, DType::f32, a.average.elements());
-  check_flat({a.sums}, DType::i64, a.average.elements() * kTensorWords);
-  check_flat({a.verdict}, DType::f32, kVerdictFields);
-}
-
 /// Behind warm-up its second moments go on beside those that updates are by: with g = coefficient *
 /// gradient, moment = beta2 moment + (1 - beta2) g^2, each product rounded as lamb_moments rounds
 /// it; and `largest`, of all elements that are counted, grows to the largest frozen / moment, as
@@ -262,12 +248,6 @@ struct MomentRatio {
   bool operator==(const MomentRatio&) const = default;
 };
 
-inline void check(const MomentRatio& a) {
-  check_flat({a.gradient, a.moment, a.frozen}, DType::f32, a.moment.elements());
-  if (a.largest) check_flat({a.largest}, DType::i64, 1);
-  check_flat({a.verdict}, DType::f32, kVerdictFields);
-}
-
 /// And each tensor's r follows its largest ratio: at most `threshold` of it away from what it was,
 /// as which 0 stands for 1, then at least r_min and at most r_max. apply = 0: it stays.
 struct FollowRatio {
@@ -285,11 +265,5 @@ struct FollowRatio {
   }
   bool operator==(const FollowRatio&) const = default;
 };
-
-inline void check(const FollowRatio& a) {
-  check_flat({a.ratio}, DType::f32, a.ratio.elements());
-  check_flat({a.largest}, DType::i64, a.ratio.elements());
-  check_flat({a.verdict}, DType::f32, kVerdictFields);
-}
 
 }  // namespace tessera::kernels

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "core/exact_sum.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -25,13 +25,6 @@ struct DivideByNorm {
   bool operator==(const DivideByNorm&) const = default;
 };
 
-inline void check(const DivideByNorm& a) {
-  check_floats({a.x, a.out});
-  check_flat({a.x}, a.x.type, a.x.elements());
-  check_flat({a.out}, a.out.type, a.x.elements());
-  check_flat({a.squares}, DType::i64, kExactSumWords);
-}
-
 /// out = c0 I + c1 x + c2 x^2, of square matrices, in f32 and rounded once.
 struct SquarePolynomial {
   static constexpr const char* kName = "square_polynomial";
@@ -48,15 +41,5 @@ struct SquarePolynomial {
   }
   bool operator==(const SquarePolynomial&) const = default;
 };
-
-inline void check(const SquarePolynomial& a) {
-  check_floats({a.x, a.square, a.out});
-  check_same_type({a.x, a.square, a.out});
-  for (const View* v : {&a.x, &a.square, &a.out}) {
-    TESSERA_CHECK(v->rank == 2 && v->dense() && v->rows() == a.x.cols() && v->cols() == a.x.cols(),
-                  "a polynomial of matrices ({}, {}) beside ({}, {})", v->rows(), v->cols(),
-                  a.x.rows(), a.x.cols());
-  }
-}
 
 }  // namespace tessera::kernels

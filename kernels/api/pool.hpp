@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/choices.hpp"
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -26,18 +26,6 @@ struct Pool {
   bool operator==(const Pool&) const = default;
 };
 
-/// Of samples x (B, T, C) and their documents' vectors y (B K, C).
-inline void check_pool(const View& x, const View& y, const View& documents, Pooling kind) {
-  check_floats({x});
-  check_same_type({x, y});
-  TESSERA_CHECK(x.rank == 3 && y.rows() % x.extent(0) == 0 && y.cols() == x.cols(),
-                "({}, {}) pooled of {} rows of {} columns", y.rows(), y.cols(), x.rows(), x.cols());
-  TESSERA_CHECK(kind != Pooling::none, "pooling of nothing");
-  check_documents(documents, x.extent(0), x.extent(1));
-}
-
-inline void check(const Pool& a) { check_pool(a.x, a.out, a.documents, a.kind); }
-
 /// d_x from the gradient of out: 0 for tokens that are not pooled.
 struct PoolBackward {
   static constexpr const char* kName = "pool_backward";
@@ -54,7 +42,5 @@ struct PoolBackward {
   }
   bool operator==(const PoolBackward&) const = default;
 };
-
-inline void check(const PoolBackward& a) { check_pool(a.d_x, a.d_out, a.documents, a.kind); }
 
 }  // namespace tessera::kernels

@@ -2,7 +2,7 @@
 // the model and a frozen reference model say of them, or by the scores that a reward model gives.
 #pragma once
 
-#include "kernels/api/checks.hpp"
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
@@ -58,27 +58,6 @@ struct PreferenceLoss {
   bool operator==(const PreferenceLoss&) const = default;
 };
 
-inline void check(const PreferenceLoss& a) {
-  TESSERA_CHECK(a.target_losses.rank == 2 && a.target_losses.rows() % 2 == 0,
-                "losses of targets are (2 pairs, targets), not of {} samples",
-                a.target_losses.rows());
-  const std::int64_t samples = a.target_losses.rows(), all = a.target_losses.elements();
-  check_flat({a.target_losses}, DType::f32, all);
-  check_flat({a.targets}, DType::i32, all);
-  TESSERA_CHECK(static_cast<bool>(a.reference) == a.terms.relative(),
-                "a reference where rewards are not relative to one, or none where they are");
-  if (a.reference) check_flat({a.reference}, DType::f64, samples);
-  check_flat({a.losses}, DType::f32, samples);
-  check_flat({a.statistics}, DType::f32, kPreferenceStats * (samples / 2));
-  TESSERA_CHECK(static_cast<bool>(a.scale) == static_cast<bool>(a.slopes),
-                "slopes go with their scale");
-  if (a.scale) check_flat({a.scale}, DType::f32, 1);
-  if (a.scale) check_flat({a.slopes}, DType::f32, all);
-  TESSERA_CHECK(a.terms && a.terms.beta > 0, "a beta of {}", a.terms.beta);
-  TESSERA_CHECK(a.terms.label_smoothing >= 0 && a.terms.label_smoothing < 0.5F,
-                "label smoothing of {}", a.terms.label_smoothing);
-}
-
 /// The score of each sample, the first output of its row, with its sign turned: in the place of
 /// losses of targets, for PreferenceLoss.
 struct Score {
@@ -96,12 +75,6 @@ struct Score {
   bool operator==(const Score&) const = default;
 };
 
-inline void check(const Score& a) {
-  TESSERA_CHECK(a.logits.rank == 2, "logits of {} dimensions", a.logits.rank);
-  check_flat({a.targets}, DType::i32, a.logits.rows());
-  check_flat({a.losses}, DType::f32, a.logits.rows());
-}
-
 /// The gradient of the outputs from that of what Score has made of them, which PreferenceLoss
 /// writes: other outputs than the first have none.
 struct ScoreGradient {
@@ -116,10 +89,5 @@ struct ScoreGradient {
   }
   bool operator==(const ScoreGradient&) const = default;
 };
-
-inline void check(const ScoreGradient& a) {
-  TESSERA_CHECK(a.logits.rank == 2, "logits of {} dimensions", a.logits.rank);
-  check_flat({a.slopes}, DType::f32, a.logits.rows());
-}
 
 }  // namespace tessera::kernels

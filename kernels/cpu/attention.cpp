@@ -16,7 +16,6 @@ std::int64_t scratch_bytes(const Attention& a, const Context& context) {
 }
 
 void run(const Attention& a, const Context& context) {
-  check(a);
   check_document_rows(a.documents, sequence_of(a));
   check_cached_rows(a.cached, a.q.extent(1), a.pages, a.k);
   const std::int64_t samples = a.q.extent(0), queries = a.q.extent(1);
@@ -39,7 +38,6 @@ std::int64_t scratch_bytes(const AttentionBackward& a, const Context& context) {
 }
 
 void run(const AttentionBackward& a, const Context& context) {
-  check(a);
   check_document_rows(a.documents, sequence_of(a));
   const std::int64_t samples = a.q.extent(0), own = attention_backward_scratch(
                                                   a.shape, a.q.type, a.q.extent(1), a.k.extent(1));
@@ -52,7 +50,6 @@ void run(const AttentionBackward& a, const Context& context) {
 }
 
 void run(const MergeAttention& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.merge_attention(a, rows); });
 }

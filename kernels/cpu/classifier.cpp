@@ -25,7 +25,6 @@ std::int64_t scratch_bytes(const Classify& a, const Context& context) {
 }
 
 void run(const Classify& a, const Context& context) {
-  check(a);
   check_targets(a.targets, a.vocab);
   const std::int64_t rows = a.logits.rows(), each = exponentials_of(a);
   auto* all = reinterpret_cast<float*>(a.scratch.data);
@@ -36,14 +35,12 @@ void run(const Classify& a, const Context& context) {
 }
 
 void run(const ClassifyPart& a, const Context& context) {
-  check(a);
   check_targets(a.targets, a.vocab);
   parallel_ranges(context.threads, a.logits.rows(), 1,
                   [&](Range rows) { context.hot.classify_part(a, rows); });
 }
 
 void run(const ClassifyLoss& a, const Context& context) {
-  check(a);
   const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
   parallel_ranges(context.threads, rows, 16, [&](Range part) {
     for (std::int64_t r = part.begin; r < part.end; ++r) {
@@ -55,20 +52,17 @@ void run(const ClassifyLoss& a, const Context& context) {
 }
 
 void run(const ClassifyGradient& a, const Context& context) {
-  check(a);
   check_targets(a.targets, a.vocab);
   parallel_ranges(context.threads, a.logits.rows(), 1,
                   [&](Range rows) { context.hot.classify_gradient(a, rows); });
 }
 
 void run(const SoftCap& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.soft_cap(a, rows); });
 }
 
 void run(const Confusion& a, const Context&) {
-  check(a);
   const std::int64_t classes = a.counts.cols();
   check_targets(a.targets, classes);
   with_type(a.logits.type, [&]<typename T>() {

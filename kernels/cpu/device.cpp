@@ -17,7 +17,7 @@ class CpuDevice final : public Device {
 
   void run(const KernelCall& call) override {
     check_scratch(call, scratch_bytes(call));
-    std::visit([&](const auto& args) { cpu::run(args, context_); }, call);
+    std::visit([&](const auto& args) { check(args), cpu::run(args, context_); }, call);
   }
 
   bool multiplies_codes(std::int64_t rows) const override {

@@ -11,13 +11,9 @@
 
 namespace tessera::kernels::cpu {
 
-void run(const Fill& a, const Context& context) {
-  check(a);
-  clear_rows(a.out, context.threads);
-}
+void run(const Fill& a, const Context& context) { clear_rows(a.out, context.threads); }
 
 void run(const TakeRow& a, const Context& context) {
-  check(a);
   std::int64_t& next = *a.next.as<std::int64_t>();
   const View row = a.x.row_range(next, 1);  // checks that there is such a row
   next = (next + 1) % a.x.rows();
@@ -28,7 +24,6 @@ void run(const TakeRow& a, const Context& context) {
 }
 
 void run(const Convert& a, const Context& context) {
-  check(a);
   if (!applies(reinterpret_cast<const float*>(a.verdict.data))) return;
   const std::int64_t n = a.x.elements();
   if (!a.x.dense() || !a.out.dense()) {
@@ -43,7 +38,6 @@ void run(const Convert& a, const Context& context) {
 }
 
 void run(const OrderChunks& a, const Context& context) {
-  check(a);
   const std::int64_t tokens = a.tokens();
   const View x = a.x.matrix(), out = a.out.matrix();
   const auto bytes = static_cast<std::size_t>(x.cols() * size_of(x.type));
@@ -60,13 +54,11 @@ void run(const OrderChunks& a, const Context& context) {
 }
 
 void run(const Scale& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.scale(a.x, a.factor, a.out, rows); });
 }
 
 void run(const Blend& a, const Context& context) {
-  check(a);
   const auto* verdict = reinterpret_cast<const float*>(a.verdict.data);
   if (!applies(verdict)) return;
   const float factor = blend_factor(a.add, reinterpret_cast<const float*>(a.scalars.data), verdict);
@@ -75,7 +67,6 @@ void run(const Blend& a, const Context& context) {
 }
 
 void run(const TreeSum& a, const Context& context) {
-  check(a);
   const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);
   TreeSum b = a;
   b.parts = a.parts.reshaped({parts, n});
@@ -92,7 +83,6 @@ std::int64_t scratch_bytes(const ExactSum&, const Context& context) {
 }
 
 void run(const ExactSum& a, const Context& context) {
-  check(a);
   const std::int64_t n = a.x.elements();
   std::memset(a.scratch.data, 0, static_cast<std::size_t>(context.threads * kAccumulatorBytes));
   const auto part_words = [&](std::int64_t i) {
@@ -112,7 +102,6 @@ void run(const ExactSum& a, const Context& context) {
 
 /// The team divides the sums, so that no two threads add to one.
 void run(const ExactSums& a, const Context& context) {
-  check(a);
   const auto* into = a.into.as<std::int32_t>();
   const std::int64_t columns = a.x.cols();
   parallel_ranges(context.threads, a.accumulators.rows(), 1, [&](Range sums) {

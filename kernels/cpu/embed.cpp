@@ -39,7 +39,6 @@ void check_cached_positions(const View& cached, std::int64_t tokens, const View&
 }  // namespace
 
 void run(const Embed& a, const Context& context) {
-  check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.token_table.extent(0));
   check_position_rows(a.documents, a.tokens.extent(1), positions_of(a.position_table));
   check_cached_positions(a.cached, a.tokens.extent(1), a.position_table);
@@ -49,7 +48,6 @@ void run(const Embed& a, const Context& context) {
 }
 
 void run(const AddPositions& a, const Context& context) {
-  check(a);
   if (a.documents)
     check_position_rows(a.documents, a.documents.extent(1), positions_of(a.position_table));
   check_cached_positions(a.cached, a.x.extent(1), a.position_table);
@@ -85,7 +83,6 @@ void add_rows(const EmbedBackward& a, const DropoutRule& rule, const PlaceRows& 
 }  // namespace
 
 void run(const EmbedBackward& a, const Context& context) {
-  check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.d_token_table.extent(0));
   check_position_rows(a.documents, a.tokens.extent(1), positions_of({}));
   const DropoutRule rule = dropout_rule(a.dropout);

@@ -22,38 +22,32 @@ void check_experts_of(const View& chosen, std::int64_t experts) {
 }  // namespace
 
 void run(const JoinGates& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.logits.rows(), 16,
                   [&](Range rows) { context.hot.join_gates(a, rows); });
 }
 
 void run(const JoinGatesBackward& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.joined.rows(), 16,
                   [&](Range rows) { context.hot.join_gates_backward(a, rows); });
 }
 
 void run(const Route& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.logits.rows(), 16,
                   [&](Range rows) { context.hot.route(a, rows); });
 }
 
 void run(const RouteBackward& a, const Context& context) {
-  check(a);
   check_experts_of(a.experts, a.logits.cols());
   parallel_ranges(context.threads, a.logits.rows(), 16,
                   [&](Range rows) { context.hot.route_backward(a, rows); });
 }
 
 void run(const ExpertLoad& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.counts.rows() * ceil_div(a.logits.cols(), 16), 1,
                   [&](Range sixteens) { context.hot.expert_load(a, sixteens); });
 }
 
 void run(const CountChoices& a, const Context&) {
-  check(a);
   check_experts_of(a.experts, a.counts.elements());
   const auto* expert = a.experts.as<std::int32_t>();
   auto* counts = a.counts.as<std::int64_t>();
@@ -67,7 +61,6 @@ void run(const CountChoices& a, const Context&) {
 }
 
 void run(const BalanceExperts& a, const Context&) {
-  check(a);
   if (a.verdict.as<float>()[static_cast<int>(VerdictField::apply)] == 0.0F) return;
   const std::int64_t experts = a.kept.elements();
   const auto* choices = a.choices.as<std::int64_t>();
@@ -78,7 +71,6 @@ void run(const BalanceExperts& a, const Context&) {
 }
 
 void run(const Dispatch& a, const Context&) {
-  check(a);
   const std::int64_t own = a.own(), copies = a.experts.elements();
   const std::int64_t most = a.capacity == 0 ? copies : a.capacity;  // rows of an expert
   check_experts_of(a.experts, a.experts_of_all());
@@ -111,7 +103,6 @@ void run(const Dispatch& a, const Context&) {
 }
 
 void run(const PartsOfChoices& a, const Context& context) {
-  check(a);
   const std::int64_t choices = a.experts.cols(), parts = std::min(choices, a.count);
   parallel_ranges(context.threads, a.experts.rows(), 256, [&](Range tokens) {
     for (std::int64_t n = tokens.begin; n < tokens.end; ++n) {
@@ -143,20 +134,17 @@ void copy_rows(const SpreadRows& a, Range rows) {
 }  // namespace
 
 void run(const SpreadRows& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.rows.rows(), 1, [&](Range rows) {
     return a.weights ? context.hot.spread_rows(a, rows) : copy_rows(a, rows);
   });
 }
 
 void run(const CombineRows& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.combine_rows(a, rows); });
 }
 
 void run(const RowDots& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.row_dots(a, rows); });
 }
@@ -242,18 +230,13 @@ std::int64_t scratch_bytes(const ExpertLinearBackwardWeight& a, const Context& c
   return bytes_of_experts(a, context);
 }
 
-void run(const ExpertLinear& a, const Context& context) {
-  check(a);
-  run_experts(a, a.x.rows(), context);
-}
+void run(const ExpertLinear& a, const Context& context) { run_experts(a, a.x.rows(), context); }
 
 void run(const ExpertLinearBackwardInput& a, const Context& context) {
-  check(a);
   run_experts(a, a.d_y.rows(), context);
 }
 
 void run(const ExpertLinearBackwardWeight& a, const Context& context) {
-  check(a);
   for_experts(a.begins, a.d_y.rows(), [&](std::int64_t e, Range rows) {
     if (!rows.empty()) return run(piece_of(a, e, rows), context);
     if (a.write == Write::overwrite)

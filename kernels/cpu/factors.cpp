@@ -10,7 +10,6 @@
 namespace tessera::kernels::cpu {
 
 void run(const AverageTrust& a, const Context&) {
-  check(a);
   if (!applies(a.verdict.as<float>())) return;
   const auto* sums = a.sums.as<std::int64_t>();
   auto* average = a.average.as<float>();
@@ -22,7 +21,6 @@ void run(const AverageTrust& a, const Context&) {
 }
 
 void run(const MomentRatio& a, const Context& context) {
-  check(a);
   if (!applies(a.verdict.as<float>())) return;
   std::atomic<std::int64_t> largest = 0;  // ratios are 0 at least
   parallel_ranges(context.threads, a.moment.elements(), 4096, [&](Range elements) {
@@ -37,7 +35,6 @@ void run(const MomentRatio& a, const Context& context) {
 }
 
 void run(const FollowRatio& a, const Context&) {
-  check(a);
   if (!applies(a.verdict.as<float>())) return;
   const auto* largest = a.largest.as<std::int64_t>();
   auto* ratio = a.ratio.as<float>();

@@ -7,7 +7,6 @@
 namespace tessera::kernels::cpu {
 
 void run(const JoinHeads& a, const Context& context) {
-  check(a);
   const auto own = static_cast<std::size_t>(a.own.cols() / a.heads * size_of(a.out.type)),
              shared = static_cast<std::size_t>(a.shared.cols() * size_of(a.out.type));
   const auto row = [](const View& v, std::int64_t r) {
@@ -26,7 +25,6 @@ void run(const JoinHeads& a, const Context& context) {
 }
 
 void run(const SplitHeads& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.d.rows(), 1,
                   [&](Range rows) { context.hot.split_heads(a, rows); });
 }

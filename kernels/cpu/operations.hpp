@@ -1,4 +1,4 @@
-// Checks arguments and divides the work of each operation over the team; the loops are in hot/.
+// Divides the work of each operation over the team; the loops are in hot/.
 #pragma once
 
 #include "kernels/cpu/hot/hot.hpp"

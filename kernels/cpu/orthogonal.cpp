@@ -9,7 +9,6 @@
 namespace tessera::kernels::cpu {
 
 void run(const DivideByNorm& a, const Context& context) {
-  check(a);
   std::int64_t squares[kExactSumWords];
   std::copy_n(a.squares.as<std::int64_t>(), kExactSumWords, squares);
   const float factor = inverse_norm(squares, a.eps);
@@ -20,7 +19,6 @@ void run(const DivideByNorm& a, const Context& context) {
 }
 
 void run(const SquarePolynomial& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.x.rows(), std::max<std::int64_t>(1, 4096 / a.x.cols()),
                   [&](Range rows) { context.hot.square_polynomial(a, rows); });
 }

@@ -36,14 +36,12 @@ void run_pair(const PreferenceLoss& a, std::int64_t pair) {
 }  // namespace
 
 void run(const PreferenceLoss& a, const Context& context) {
-  check(a);
   parallel_ranges(context.threads, a.target_losses.rows() / 2, 1, [&](Range pairs) {
     for (std::int64_t p = pairs.begin; p < pairs.end; ++p) run_pair(a, p);
   });
 }
 
 void run(const Score& a, const Context&) {
-  check(a);
   const auto* targets = a.targets.as<std::int32_t>();
   auto* losses = a.losses.as<float>();
   with_type(a.logits.type, [&]<typename T>() {
@@ -55,7 +53,6 @@ void run(const Score& a, const Context&) {
 }
 
 void run(const ScoreGradient& a, const Context&) {
-  check(a);
   const auto* slopes = a.slopes.as<float>();
   with_type(a.logits.type, [&]<typename T>() {
     for (std::int64_t r = 0; r < a.logits.rows(); ++r) {

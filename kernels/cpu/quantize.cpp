@@ -33,7 +33,6 @@ std::int64_t scratch_bytes(const Quantize& a, const Context& context) {
 }
 
 void run(const Quantize& a, const Context& context) {
-  check(a);
   const SlotLayout slot = slot_layout(a.format, a.x.cols());
   for_threads(
       a.x.rows() * slot.blocks, thread_bytes(a), a.scratch, context,
@@ -41,7 +40,6 @@ void run(const Quantize& a, const Context& context) {
 }
 
 void run(const SumQuantized& a, const Context& context) {
-  check(a);
   const SlotLayout slot = slot_layout(a.format, a.out.cols());
   parallel_ranges(context.threads, a.code.extent(1) * slot.blocks, 1,
                   [&](Range blocks) { context.hot.sum_quantized(a, slot, blocks); });
@@ -52,7 +50,6 @@ std::int64_t scratch_bytes(const RequantizeSum& a, const Context& context) {
 }
 
 void run(const RequantizeSum& a, const Context& context) {
-  check(a);
   const SlotLayout slot = slot_layout(a.format, a.elements);
   for_threads(
       a.code.extent(1) * slot.blocks, number_bytes(a.format, a.chance), a.scratch, context,

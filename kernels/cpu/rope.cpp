@@ -28,7 +28,6 @@ static void make_tables(const Rope& a, const Turns& all, float* tables, int thre
 }
 
 void run(const Rope& a, const Context& context) {
-  check(a);
   check_position_rows(a.documents, a.x.extent(1), a.positions());
   const Turns turns = turns_of(a);
   auto* table = reinterpret_cast<float*>(a.scratch.data);

@@ -137,7 +137,6 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
 }  // namespace
 
 void run(const Attention& a, const Context& context) {
-  check(a);
   if (context.sdpa.run(a)) return;
   AttentionSetting s = setting_of(a, whole_vectors(a.shape, {a.q, a.k, a.v, a.out}));
   if (a.cached) {
@@ -154,7 +153,6 @@ void run(const Attention& a, const Context& context) {
 }
 
 void run(const AttentionBackward& a, const Context& context) {
-  check(a);
   if (context.sdpa.run(a)) return;
   const bool vectors = whole_vectors(a.shape, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
   const AttentionSetting s = setting_of(a, vectors);
@@ -178,7 +176,6 @@ void run(const AttentionBackward& a, const Context& context) {
 }
 
 void run(const MergeAttention& a, const Context& context) {
-  check(a);
   constexpr int kThreads = 128;
   const std::int64_t rows = a.lse.elements(), columns = a.out.cols() / a.heads;
   with_type(a.x.type, [&]<typename T>() {

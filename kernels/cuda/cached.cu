@@ -8,7 +8,6 @@
 namespace tessera::kernels::cuda {
 
 void run(const Remember& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     using Run = RememberRun<T>;
     const Run body{.x = rows_of<T>(a.x),

@@ -39,7 +39,6 @@ std::int64_t tokens_here(const Operation& a) {
 }  // namespace
 
 void run(const Classify& a, const Context& context) {
-  check(a);
   with_type(a.logits.type, [&]<typename T>() {
     const int held = a.scale ? held_columns<T>(a.vocab, context) : 0;
     const ClassifyRows<T> rows{.logits = rows_of<T>(a.logits),
@@ -62,7 +61,6 @@ void run(const Classify& a, const Context& context) {
 }
 
 void run(const ClassifyPart& a, const Context& context) {
-  check(a);
   const std::int64_t tokens = tokens_here(a);
   with_type(a.logits.type, [&]<typename T>() {
     const ClassifyPartRows<T> rows{.logits = rows_of<T>(a.logits),
@@ -82,7 +80,6 @@ void run(const ClassifyPart& a, const Context& context) {
 }
 
 void run(const ClassifyLoss& a, const Context& context) {
-  check(a);
   const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
   TESSERA_CHECK(parts <= kMostParts, "{} of {} parts, at most {}", a.kName, parts, kMostParts);
   launch(on(context, a.kName, ceil_div(rows, kLossThreads), kLossThreads), classify_loss_kernel,
@@ -91,7 +88,6 @@ void run(const ClassifyLoss& a, const Context& context) {
 }
 
 void run(const ClassifyGradient& a, const Context& context) {
-  check(a);
   with_type(a.logits.type, [&]<typename T>() {
     with_cap(a.soft_cap, [&]<bool kCapped>() {
       using Run = ClassifyGradientRun<T, kCapped>;
@@ -111,7 +107,6 @@ void run(const ClassifyGradient& a, const Context& context) {
 }
 
 void run(const SoftCap& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     using Run = SoftCapRun<T>;
     const Run body{rows_of<T>(a.x), rows_of<T>(a.out), a.cap, wide<Run::V>({a.x, a.out})};
@@ -120,7 +115,6 @@ void run(const SoftCap& a, const Context& context) {
 }
 
 void run(const Confusion& a, const Context& context) {
-  check(a);
   const std::int64_t rows = a.logits.rows();
   with_type(a.logits.type, [&]<typename T>() {
     launch(on(context, a.kName, ceil_div(rows, kLossThreads), kLossThreads), confusion_kernel<T>,

@@ -35,7 +35,7 @@ class CudaDevice final : public Device {
 
   void run(const KernelCall& call) override {
     check_scratch(call, scratch_bytes(call));
-    std::visit([&](const auto& args) { cuda::run(args, context_); }, call);
+    std::visit([&](const auto& args) { check(args), cuda::run(args, context_); }, call);
   }
 
  private:

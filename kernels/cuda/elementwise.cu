@@ -9,7 +9,6 @@
 namespace tessera::kernels::cuda {
 
 void run(const Fill& a, const Context& context) {
-  check(a);
   if (a.out.elements() == 0) return;
   check_cuda(cudaMemsetAsync(a.out.data, 0, static_cast<std::size_t>(a.out.span_bytes()),
                              context.queue.stream),
@@ -17,7 +16,6 @@ void run(const Fill& a, const Context& context) {
 }
 
 void run(const TakeRow& a, const Context& context) {
-  check(a);
   for (const View& v : {a.x, a.out}) {
     TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(v.data) % kRowAlignment == 0,
                   "take_row at no multiple of {} bytes", kRowAlignment);
@@ -28,7 +26,6 @@ void run(const TakeRow& a, const Context& context) {
 }
 
 void run(const Convert& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     with_type(a.out.type, [&]<typename G>() {
       using Run = ConvertRun<T, G>;
@@ -48,7 +45,6 @@ void run(const Convert& a, const Context& context) {
 }
 
 void run(const OrderChunks& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     using Run = OrderChunksRun<T>;
     const Run body{rows_of<T>(a.x.matrix()),
@@ -63,7 +59,6 @@ void run(const OrderChunks& a, const Context& context) {
 }
 
 void run(const Scale& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     using Run = ScaleRun<T>;
     const Run body{rows_of<T>(a.x), rows_of<T>(a.out), a.factor, wide<Run::V>({a.x, a.out})};
@@ -72,7 +67,6 @@ void run(const Scale& a, const Context& context) {
 }
 
 void run(const Blend& a, const Context& context) {
-  check(a);
   const std::int64_t n = a.out.elements();
   const View y = a.y.range(0, n), out = a.out.range(0, n);
   const BlendRun body{y.as<float>(),
@@ -109,7 +103,6 @@ void tree_sum_as(const TreeSum& a, const Context& context) {
 }  // namespace
 
 void run(const TreeSum& a, const Context& context) {
-  check(a);
   with_type(a.out.type, [&]<typename T>() {
     if (a.bias) {
       with_type(a.bias.type, [&]<typename B>() { tree_sum_as<float, B, T>(a, context); });
@@ -130,7 +123,6 @@ std::int64_t exact_blocks(std::int64_t n, std::int64_t sums, const Context& cont
 }  // namespace
 
 void run(const ExactSum& a, const Context& context) {
-  check(a);
   const std::int64_t n = a.x.elements();
   with_type(a.x.type, [&]<typename T>() {
     const View x = a.x.range(0, n);
@@ -143,7 +135,6 @@ void run(const ExactSum& a, const Context& context) {
 }
 
 void run(const ExactSums& a, const Context& context) {
-  check(a);
   const std::int64_t rows = a.x.rows(), columns = a.x.cols();
   with_type(a.x.type, [&]<typename T>() {
     const std::int64_t blocks = rows > 0 ? exact_blocks(columns, rows, context) : 0;

@@ -58,7 +58,6 @@ void fill_words(const char* operation, std::int32_t* words, Fill with, std::int6
 }  // namespace
 
 void run(const JoinGates& a, const Context& context) {
-  check(a);
   const std::int64_t tokens = a.logits.rows();
   launch(on(context, a.kName, ceil_div(tokens, kRouteThreads), kRouteThreads), join_gates_kernel,
          rows_of<const float>(a.logits), rows_of<float>(a.joined), tokens, a.joined.cols(),
@@ -66,7 +65,6 @@ void run(const JoinGates& a, const Context& context) {
 }
 
 void run(const JoinGatesBackward& a, const Context& context) {
-  check(a);
   const std::int64_t tokens = a.joined.rows();
   with_type(a.d_logits.type, [&]<typename T>() {
     launch(on(context, a.kName, ceil_div(tokens, kRouteThreads), kRouteThreads),
@@ -77,7 +75,6 @@ void run(const JoinGatesBackward& a, const Context& context) {
 }
 
 void run(const Route& a, const Context& context) {
-  check(a);
   RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, 1, a.routing);
   rows.bias = floats_of(a.bias);
   rows.weights = a.weights.as<float>();
@@ -86,7 +83,6 @@ void run(const Route& a, const Context& context) {
 }
 
 void run(const RouteBackward& a, const Context& context) {
-  check(a);
   const bool balance = a.terms.balance > 0;
   const std::int64_t samples = balance ? a.counts.rows() : 1;
   RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, samples, a.routing);
@@ -101,7 +97,6 @@ void run(const RouteBackward& a, const Context& context) {
 }
 
 void run(const ExpertLoad& a, const Context& context) {
-  check(a);
   const std::int64_t samples = a.counts.rows();
   const RouteRows rows = rows_of_router(a.logits, a.stats, a.experts, samples, a.routing);
   launch(on(context, a.kName, samples * ceil_div(a.logits.cols(), kLoadExperts), kLoadThreads),
@@ -109,7 +104,6 @@ void run(const ExpertLoad& a, const Context& context) {
 }
 
 void run(const CountChoices& a, const Context& context) {
-  check(a);
   const std::int64_t choices = a.experts.elements(), experts = a.counts.elements();
   TESSERA_CHECK(choices <= kMostCopies, "{} choices", choices);
   ChoiceCounts to{.counts = a.counts.as<std::int64_t>(),
@@ -127,14 +121,12 @@ void run(const CountChoices& a, const Context& context) {
 }
 
 void run(const BalanceExperts& a, const Context& context) {
-  check(a);
   launch(on(context, a.kName, 1, kCountThreads), balance_experts_kernel,
          a.choices.as<std::int64_t>(), static_cast<int>(a.kept.elements()), a.kept.as<float>(),
          a.verdict.as<float>(), a.by, a.rate);
 }
 
 void run(const Dispatch& a, const Context& context) {
-  check(a);
   const std::int64_t own = a.own(), copies = a.experts.elements(), rows = a.source.elements();
   const std::int64_t most = a.capacity == 0 ? copies : std::min(a.capacity, copies);
   TESSERA_CHECK(copies <= kMostCopies && rows <= kMostCopies, "{} copies, {} rows", copies, rows);
@@ -157,7 +149,6 @@ void run(const Dispatch& a, const Context& context) {
 }
 
 void run(const PartsOfChoices& a, const Context& context) {
-  check(a);
   const std::int64_t tokens = a.experts.rows();
   launch(on(context, a.kName, ceil_div(tokens, kPartThreads), kPartThreads),
          parts_of_choices_kernel, a.experts.as<std::int32_t>(),
@@ -194,7 +185,6 @@ bool in_words(const SpreadRows& a, std::int64_t bytes) {
 }  // namespace
 
 void run(const SpreadRows& a, const Context& context) {
-  check(a);
   if (!a.weights) {
     if (in_words(a, 16)) return copy_rows<uint4>(a, context);
     if (in_words(a, 4)) return copy_rows<std::uint32_t>(a, context);
@@ -213,7 +203,6 @@ void run(const SpreadRows& a, const Context& context) {
 }
 
 void run(const CombineRows& a, const Context& context) {
-  check(a);
   with_types(a.rows.type, a.out.type, [&]<typename T, typename O>() {
     using Run = CombineRun<T, O>;
     const Run body{.rows = rows_of<T>(a.rows),
@@ -227,7 +216,6 @@ void run(const CombineRows& a, const Context& context) {
 }
 
 void run(const RowDots& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     const std::int64_t copies = a.place.elements();
     launch(on(context, a.kName, ceil_div(copies, kDotWarps), kDotThreads), row_dots_kernel<T>,
@@ -266,7 +254,6 @@ void multiply_rows(const char* operation, const View& x, const View& weight, con
 }  // namespace
 
 void run(const ExpertLinear& a, const Context& context) {
-  check(a);
   check_no_codes(a);
   with_types(a.x.type, a.y.type, [&]<typename T, typename O>() {
     multiply_rows<SumAlong::columns, T, O>(a.kName, a.x, a.weight, a.begins, a.y, context);
@@ -274,14 +261,12 @@ void run(const ExpertLinear& a, const Context& context) {
 }
 
 void run(const ExpertLinearBackwardInput& a, const Context& context) {
-  check(a);
   with_types(a.d_y.type, a.d_x.type, [&]<typename T, typename O>() {
     multiply_rows<SumAlong::rows, T, O>(a.kName, a.d_y, a.weight, a.begins, a.d_x, context);
   });
 }
 
 void run(const ExpertLinearBackwardWeight& a, const Context& context) {
-  check(a);
   with_types(a.x.type, a.d_weight.type, [&]<typename T, typename O>() {
     const std::int64_t experts = a.begins.elements() - 1, rows = a.d_weight.rows() / experts;
     const ExpertProduct<T, O> p{.a = operand_of<const T>(a.d_y, a.d_y.rows()),

@@ -6,14 +6,12 @@
 namespace tessera::kernels::cuda {
 
 void run(const AverageTrust& a, const Context& context) {
-  check(a);
   launch(on(context, a.kName, a.average.elements(), 32), average_trust_kernel,
          a.sums.as<std::int64_t>(), a.average.as<float>(), a.verdict.as<float>(), a.beta3,
          a.trust_min, a.trust_max);
 }
 
 void run(const MomentRatio& a, const Context& context) {
-  check(a);
   constexpr int V = kRun<float>;
   const std::int64_t n = a.moment.elements();
   const auto flat = [&](const View& v) { return v.range(0, n); };
@@ -32,7 +30,6 @@ void run(const MomentRatio& a, const Context& context) {
 }
 
 void run(const FollowRatio& a, const Context& context) {
-  check(a);
   const std::int64_t n = a.ratio.elements();
   launch(on(context, a.kName, ceil_div(n, kFollowThreads), kFollowThreads), follow_ratio_kernel,
          a.largest.as<std::int64_t>(), a.ratio.as<float>(), a.verdict.as<float>(), a.threshold,

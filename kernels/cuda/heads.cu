@@ -25,7 +25,6 @@ void copy_heads(const Context& context, const char* name, const CopyHeadsRun<T>&
 }  // namespace
 
 void run(const JoinHeads& a, const Context& context) {
-  check(a);
   const std::int64_t own = a.own.cols() / a.heads, shared = a.shared.cols(), all = own + shared,
                      rows = a.out.rows();
   with_type(a.out.type, [&]<typename T>() {
@@ -46,7 +45,6 @@ void run(const JoinHeads& a, const Context& context) {
 }
 
 void run(const SplitHeads& a, const Context& context) {
-  check(a);
   const std::int64_t own = a.d_own.cols() / a.heads, shared = a.d_shared.cols(), all = own + shared,
                      rows = a.d.rows();
   with_type(a.d.type, [&]<typename T>() {

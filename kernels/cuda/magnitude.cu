@@ -8,7 +8,6 @@
 namespace tessera::kernels::cuda {
 
 void run(const RowSquares& a, const Context& context) {
-  check(a);
   with_type(a.weight.type, [&]<typename T>() {
     using Run = RowSquaresRun<T>;
     with_team<Run::V, 4>(a.weight.cols(), [&]<int>(Team team) {
@@ -43,7 +42,6 @@ void scale_columns(const ScaleColumns& a, const Context& context) {
 }  // namespace
 
 void run(const ScaleColumns& a, const Context& context) {
-  check(a);
   with_type(a.out.type, [&]<typename T>() {
     with_type(a.bias ? a.bias.type : a.out.type, [&]<typename B>() {
       a.x.type == DType::f32 ? scale_columns<float, B, T>(a, context)
@@ -53,7 +51,6 @@ void run(const ScaleColumns& a, const Context& context) {
 }
 
 void run(const MagnitudeBackward& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     with_type(a.out.type, [&]<typename G>() {
       launch(on(context, a.kName, ceil_div(a.x.cols(), kMagnitudeColumns),

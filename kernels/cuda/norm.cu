@@ -103,12 +103,10 @@ void add_up(const NormBackward& a, const NormPartials& sums, const float* partia
 }  // namespace
 
 void run(const AddNorm& a, const Context& context) {
-  check(a);
   with_type(a.resid.type, [&]<typename T>() { add_norm<T>(a, context); });
 }
 
 void run(const NormBackward& a, const Context& context) {
-  check(a);
   const NormPartials sums(a);
   auto* weights = reinterpret_cast<float*>(a.scratch.data);
   float* biases = weights + sums.groups * sums.chunks * sums.heads * sums.columns;
@@ -117,7 +115,6 @@ void run(const NormBackward& a, const Context& context) {
 }
 
 void run(const AddPending& a, const Context& context) {
-  check(a);
   with_type(a.resid.type, [&]<typename T>() {
     using Run = AddPendingRun<T>;
     const Run body{rows_of<T>(a.resid), rows_of<T>(a.pending), rows_of<T>(a.sum),
@@ -128,7 +125,6 @@ void run(const AddPending& a, const Context& context) {
 }
 
 void run(const ApplyDropout& a, const Context& context) {
-  check(a);
   const DropoutMask mask =
       dropout_mask(a.dropout, a.x.extent(1), a.columns > 0 ? a.columns : a.x.cols());
   with_type(a.x.type, [&]<typename T>() {

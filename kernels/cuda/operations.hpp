@@ -1,4 +1,4 @@
-// The CUDA back end's operations: each checks its arguments and launches its kernels.
+// The CUDA back end's operations: each launches its kernels.
 #pragma once
 
 #include "kernels/api/device.hpp"

@@ -10,7 +10,6 @@
 namespace tessera::kernels::cuda {
 
 void run(const Verdict& a, const Context& context) {
-  check(a);
   const std::int64_t* targets = a.targets ? a.targets.as<std::int64_t>() : nullptr;
   launch(on(context, a.kName, 1, 32), verdict_kernel, a.squares.as<std::int64_t>(), targets,
          a.all_targets, a.scalars.as<float>(), a.clip_norm, a.verdict.as<float>());
@@ -69,7 +68,6 @@ void launch_update(const OptimizerUpdate& a, const Context& context) {
 }  // namespace
 
 void run(const OptimizerUpdate& a, const Context& context) {
-  check(a);
   // Absent views count as f32.
   with_step(a.rule, [&]<typename Step>() {
     constexpr UpdatePass kPass = pass_of(Step::kRule);

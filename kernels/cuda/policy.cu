@@ -19,12 +19,10 @@ struct PolicyRun {
 }  // namespace
 
 void run(const PolicyLoss& a, const Context& context) {
-  check(a);
   map<1>(context, a.kName, PolicyRun<PolicyTargets>{targets_of(a)}, 1, a.target_losses.elements());
 }
 
 void run(const ValueLoss& a, const Context& context) {
-  check(a);
   map<1>(context, a.kName, PolicyRun<ValueTargets>{targets_of(a)}, 1, a.values.elements());
 }
 

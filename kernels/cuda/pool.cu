@@ -19,7 +19,6 @@ PooledDocuments pooled_documents(const View& x, const View& out, const View& doc
 }  // namespace
 
 void run(const Pool& a, const Context& context) {
-  check(a);
   with_type(a.x.type, [&]<typename T>() {
     const std::int64_t columns = a.out.cols(), strips = ceil_div(columns, kPoolStrip);
     const PoolRows<T> rows{.x = rows_of<T>(a.x),
@@ -33,7 +32,6 @@ void run(const Pool& a, const Context& context) {
 }
 
 void run(const PoolBackward& a, const Context& context) {
-  check(a);
   with_type(a.d_x.type, [&]<typename T>() {
     using Run = PoolBackwardRun<T>;
     const Run body{.d_out = rows_of<T>(a.d_out),

@@ -8,7 +8,6 @@
 namespace tessera::kernels::cuda {
 
 void run(const PreferenceLoss& a, const Context& context) {
-  check(a);
   const std::int64_t pairs = a.target_losses.rows() / 2;
   const Pairs all{.target_losses = a.target_losses.as<float>(),
                   .targets = a.targets.as<std::int32_t>(),
@@ -24,7 +23,6 @@ void run(const PreferenceLoss& a, const Context& context) {
 }
 
 void run(const Score& a, const Context& context) {
-  check(a);
   with_type(a.logits.type, [&]<typename T>() {
     const ScoreRun<T> body{rows_of<T>(a.logits), a.targets.as<std::int32_t>(),
                            a.losses.as<float>()};
@@ -33,7 +31,6 @@ void run(const Score& a, const Context& context) {
 }
 
 void run(const ScoreGradient& a, const Context& context) {
-  check(a);
   with_type(a.logits.type, [&]<typename T>() {
     const ScoreGradientRun<T> body{a.slopes.as<float>(), rows_of<T>(a.logits)};
     map<1>(context, a.kName, body, a.logits.rows(), a.logits.cols());

@@ -55,7 +55,6 @@ Errors errors_of(const Call& a) {
 }  // namespace
 
 void run(const Quantize& a, const Context& context) {
-  check(a);
   const SlotLayout layout = slot_layout(a.format, a.x.cols());
   const std::int64_t blocks = a.x.rows() * layout.blocks;
   with_type(a.x.type, [&]<typename T>() {
@@ -79,7 +78,6 @@ void run(const Quantize& a, const Context& context) {
 }
 
 void run(const SumQuantized& a, const Context& context) {
-  check(a);
   const SlotLayout layout = slot_layout(a.format, a.out.cols());
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
   with_type(a.out.type, [&]<typename T>() {
@@ -100,7 +98,6 @@ void run(const SumQuantized& a, const Context& context) {
 }
 
 void run(const RequantizeSum& a, const Context& context) {
-  check(a);
   constexpr int V = RequantizeSlots::V;
   const SlotLayout layout = slot_layout(a.format, a.elements);
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;

@@ -23,7 +23,6 @@ TurnTables tables_of(const Rope& a) {
 }  // namespace
 
 void run(const Rope& a, const Context& context) {
-  check(a);
   const TurnTables tables = tables_of(a);
   const std::int64_t half = a.turned() / 2, heads = a.x.cols() / a.head_dim;
   launch(
