@@ -31,7 +31,7 @@ struct Thread {
   unsigned mask = 0;  // of its exchange
   std::size_t bytes = 0;
   alignas(16) std::byte value[kMostGiven];
-  alignas(16) std::byte inbox[kWarp * kMostGiven];
+  std::byte* all = nullptr;  // where its exchange writes what the lanes give
 };
 
 /// xorshift64*: fast, and good enough to shuffle.
@@ -172,7 +172,7 @@ void Machine::exchange(unsigned mask, const void* value, std::size_t bytes, void
   Thread& self = *running_;
   if ((mask >> lane_of(self) & 1U) == 0) fail("a warp operation without its own lane");
   std::memcpy(self.value, value, bytes);
-  self.mask = mask, self.bytes = bytes;
+  self.mask = mask, self.bytes = bytes, self.all = static_cast<std::byte*>(all);
   bool complete = true;
   for (int i = 0; i < kWarp && complete; ++i) {
     if ((mask >> i & 1U) == 0 || i == lane_of(self)) continue;
@@ -183,22 +183,23 @@ void Machine::exchange(unsigned mask, const void* value, std::size_t bytes, void
     if (complete && other.bytes != bytes) fail("lanes of a warp meet in different operations");
   }
   if (complete) {
-    std::byte values[kWarp * kMostGiven];
-    std::memset(values, kPattern, kWarp * bytes);
-    for (int i = 0; i < kWarp; ++i) {
-      if ((mask >> i & 1U) != 0)
-        std::memcpy(values + static_cast<std::size_t>(i) * bytes, lane(self, i).value, bytes);
+    for (std::size_t i = 0; i < kWarp; ++i) {
+      if ((mask >> i & 1U) != 0) {
+        std::memcpy(self.all + i * bytes, lane(self, static_cast<int>(i)).value, bytes);
+      } else {
+        std::memset(self.all + i * bytes, kPattern, bytes);
+      }
     }
     for (int i = 0; i < kWarp; ++i) {
       if ((mask >> i & 1U) == 0) continue;
-      std::memcpy(lane(self, i).inbox, values, kWarp * bytes);
-      make_ready(lane(self, i));
+      Thread& other = lane(self, i);
+      if (&other != &self) std::memcpy(other.all, self.all, kWarp * bytes);
+      make_ready(other);
     }
     leave();
   } else {
     wait(Thread::State::in_exchange);
   }
-  std::memcpy(all, self.inbox, kWarp * bytes);
 }
 
 std::string Machine::waits() const {

@@ -76,6 +76,7 @@ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, 
   for (int e = 0; e < 4; ++e) {
     const int lower = e / 2, column = pair + e % 2;
     float sum = c[e];
+#pragma GCC unroll 16
     for (int k = 0; k < 16; ++k) {
       const auto& left = lanes[static_cast<std::size_t>(4 * row + k % 8 / 2)];
       const auto& right = lanes[static_cast<std::size_t>(4 * column + k % 8 / 2)];
